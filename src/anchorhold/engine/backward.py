@@ -30,7 +30,7 @@ class BackwardRows:
         self._batched = True
         self._kept: dict[int, Tensor] = {}
 
-    def arrived(self, outputs: Tensor, edges: list[Any], u: Tensor, together: int) -> list[Tensor | None]:
+    def gradients_at(self, outputs: Tensor, edges: list[Any], u: Tensor, together: int) -> list[Tensor | None]:
         """Return the gradients ``[V, ...]`` at each edge for output gradients ``u`` of ``[V, ...]``.
 
         Args:

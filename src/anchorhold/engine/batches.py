@@ -88,7 +88,14 @@ def read_batch(batch: Any, device: torch.device) -> Batch:
         raise BatchError("A batch of 0 samples; expected at least one. Leave empty batches out.")
     if targets is not None and len(targets) != size:
         raise BatchError(f"{size} inputs but {len(targets)} targets; expected one target a sample.")
-    moved = tree_map(lambda leaf: _usable(leaf, device) if isinstance(leaf, Tensor) else leaf, inputs)
+
+    def usable(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        moved = leaf.to(device)
+        return moved.clone() if moved.is_inference() else moved  # autograd cannot work with one of inference mode
+
+    moved = tree_map(usable, inputs)
     shared = frozenset(place for place, length in enumerate(lengths) if length != size)
     return Batch(moved, None if targets is None else targets.to(device), size, shared, isinstance(batch, Mapping))
 
@@ -142,12 +149,6 @@ def describe_inputs(inputs: Any) -> str:
     """Return the shapes of a batch's inputs, for a message."""
     shapes = tree_map(lambda leaf: tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__, inputs)
     return textwrap.shorten(str(shapes), 200, placeholder=" …")
-
-
-def _usable(leaf: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on the device that autograd can work with, which one made in inference mode is not."""
-    moved = leaf.to(device)
-    return moved.clone() if moved.is_inference() else moved
 
 
 def call_model(model: nn.Module, inputs: Any) -> Tensor:

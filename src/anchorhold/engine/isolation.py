@@ -28,9 +28,9 @@ from anchorhold.seeding import undisturbed
 def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Put ``model`` in eval mode with gradients for ``parameters`` of single samples, and restore all afterwards."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(differentiated(model, parameters))
+        stack.enter_context(evaluation_with_gradients(model, parameters))
         # A fused attention hides its backward pass from vmap.
-        stack.enter_context(reentrant_checkpoints_opened())
+        stack.enter_context(reentrant_checkpoints_run())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(without_cudnn())
@@ -41,81 +41,77 @@ def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[N
 
 
 @contextlib.contextmanager
-def differentiated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+def evaluation_with_gradients(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Put ``model`` in eval mode with gradients for ``parameters``, and restore everything afterwards."""
     parameters = list(parameters)
-    with looked_at(model, parameters), torch.enable_grad(), contextlib.ExitStack() as stack:
-        stack.callback(_restore_requirements, [(parameter, parameter.requires_grad) for parameter in parameters])
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        yield
+    with evaluation_mode(model, parameters), torch.enable_grad():
+        required = [parameter.requires_grad for parameter in parameters]
+        try:
+            for parameter in parameters:
+                parameter.requires_grad_(True)
+            yield
+        finally:
+            for parameter, requires_grad in zip(parameters, required, strict=True):
+                parameter.requires_grad_(requires_grad)
 
 
 @contextlib.contextmanager
-def looked_at(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Put ``model`` in eval mode for whoever only wants its outputs, and restore everything afterwards.
+def evaluation_mode(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Put ``model`` in eval mode, without gradients, and restore everything afterwards.
 
     Args:
         model: the network.
         parameters: some that say on which devices it draws random numbers.
+
+    Raise ModelError if the model has no eval mode.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         stack.enter_context(undisturbed())  # the random states of the CPU, Python's and numpy's too
-        stack.enter_context(_random_state_kept(parameters))
+        devices = {parameter.device for parameter in parameters if parameter.device.type == "cuda"}
+        stack.enter_context(torch.random.fork_rng(devices=list(devices)))
         # Autocast would round to 16 bits what is measured, and a compiled model hides its layers.
         stack.enter_context(autocast_off(model))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(renormed_rows_put_back())
         stack.enter_context(_without_caches(model))
-        stack.enter_context(whole_products())
-        stack.callback(_restore_modes, [(module, module.training) for module in model.modules()])
-        stack.callback(_restore_buffers, [_Buffer(*place) for place in _buffers(model)])
-        _to_eval_mode(model)
-        yield
-
-
-def _to_eval_mode(model: nn.Module) -> None:
-    try:
-        model.eval()
-    except NotImplementedError as error:
-        raise ModelError(
-            f"The {type(model).__name__} has no eval mode, in which importance is measured ({error}). Of a program "
-            "that torch.export has made, measure the module that it was made from: its parameters are the same."
-        ) from error
-    for module in model.modules():
-        # On some CPUs bitsandbytes' 4-bit layers pack their weights anew in eval mode, and can be trained no more.
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.training = True
-
-
-class _Buffer:
-    """A buffer as it was: which tensor, with what values."""
-
-    def __init__(self, module: nn.Module, name: str, tensor: Tensor) -> None:
-        self.module = module
-        self.name = name
-        self.tensor = tensor
-        self.version = version_of(tensor)
-        self.values = tensor.detach().clone()
-
-    def restore(self) -> None:
-        # A buffer that nobody wrote to is left alone: writing would upset a backward pass that is still to come.
-        if version_of(self.tensor) != self.version:
-            self.tensor.copy_(self.values)
-        setattr(self.module, self.name, self.tensor)
+        stack.enter_context(float32_products())
+        modes = [(module, module.training) for module in model.modules()]
+        buffers = [
+            (module, name, tensor, version_of(tensor), tensor.detach().clone())
+            for module in model.modules()
+            for name, tensor in module.named_buffers(recurse=False)
+        ]
+        try:
+            try:
+                model.eval()
+            except NotImplementedError as error:
+                raise ModelError(
+                    f"The {type(model).__name__} has no eval mode, in which importance is measured ({error}). Of a "
+                    "program that torch.export has made, measure the module that it was made from: its parameters are "
+                    "the same."
+                ) from error
+            for module in model.modules():
+                # On some CPUs bitsandbytes' 4-bit layers pack their weights anew in eval mode, and then can no longer
+                # be trained.
+                if hasattr(module, "support_avx512bf16_for_cpu"):
+                    module.training = True
+            yield
+        finally:
+            with torch.no_grad():
+                for module, name, tensor, version, values in buffers:
+                    # A buffer that was not written to is left alone: a write would upset a later backward pass.
+                    if version_of(tensor) != version:
+                        tensor.copy_(values)
+                    setattr(module, name, tensor)
+            for module, training in modes:
+                module.training = training
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was written to; one made in inference mode, which nobody may write to, does not say."""
+    """Return how often a tensor was written to: 0 for one made in inference mode, to which nobody may write."""
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    for module in model.modules():
-        for name, tensor in module.named_buffers(recurse=False):
-            yield module, name, tensor
 
 
 @contextlib.contextmanager
@@ -136,27 +132,6 @@ def _without_caches(model: nn.Module) -> Iterator[None]:
     finally:
         for config in changed:
             config.use_cache = True
-
-
-def _random_state_kept(parameters: Iterable[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
-    devices = {parameter.device for parameter in parameters if parameter.device.type == "cuda"}
-    return torch.random.fork_rng(devices=list(devices))
-
-
-def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
-    for module, training in modes:
-        module.training = training
-
-
-def _restore_buffers(buffers: list[_Buffer]) -> None:
-    with torch.no_grad():
-        for buffer in buffers:
-            buffer.restore()
-
-
-def _restore_requirements(required: list[tuple[nn.Parameter, bool]]) -> None:
-    for parameter, requires_grad in required:
-        parameter.requires_grad_(requires_grad)
 
 
 class ProcessSwitch:
@@ -188,7 +163,7 @@ class ProcessSwitch:
                     self._put_back()
 
 
-def _set_whole_products() -> Callable[[], None]:
+def _set_float32_products() -> Callable[[], None]:
     """Compute products and convolutions in float32 proper, not in TF32, which cuDNN takes unless told otherwise.
 
     Its ten bits would reach every importance, and let a sample's outputs depend on how many others are in the batch.
@@ -235,9 +210,9 @@ def _open_reentrant_checkpoints() -> Callable[[], None]:
     return put_back
 
 
-whole_products = ProcessSwitch(_set_whole_products)
+float32_products = ProcessSwitch(_set_float32_products)
 without_cudnn = ProcessSwitch(_set_cudnn_off)
-reentrant_checkpoints_opened = ProcessSwitch(_open_reentrant_checkpoints)
+reentrant_checkpoints_run = ProcessSwitch(_open_reentrant_checkpoints)
 
 
 _autocast_lock = threading.Lock()

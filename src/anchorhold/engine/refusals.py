@@ -1,5 +1,6 @@
 """Refuse models of which no right importance can be measured."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,8 +10,10 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 from anchorhold.adapters import TWIN
+from anchorhold.engine.scores.outputs import are_probabilities
 from anchorhold.engine.tracing.uses import read_graph
-from anchorhold.errors import ModelError
+from anchorhold.errors import AnchorholdWarning, ModelError
+from anchorhold.tensors.names import named_parameters
 
 
 def refuse_nested_backward(outputs: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -25,7 +28,11 @@ def refuse_nested_backward(outputs: Tensor, parameters: Mapping[str, nn.Paramete
     Torch's do no such thing, or say so: reentrant checkpoints refuse all of this, and compiled ones run only once.
     """
     nodes: list[Any] = [] if outputs.grad_fn is None else [outputs.grad_fn, *read_graph(outputs, {})[1]]
-    own = [node for node in nodes if isinstance(node, BackwardCFunction) and not _is_of_torch(node)]
+    own = []
+    for node in nodes:
+        function = getattr(type(node), "_forward_cls", type(node))
+        if isinstance(node, BackwardCFunction) and str(function.__module__).partition(".")[0] != "torch":
+            own.append(node)
     behind = [GradientEdge(node, place) for each in own for node, place in each.next_functions if node is not None]
     if not behind:
         return
@@ -49,11 +56,6 @@ def refuse_nested_backward(outputs: Tensor, parameters: Mapping[str, nn.Paramete
         )
 
 
-def _is_of_torch(node: BackwardCFunction) -> bool:
-    function = getattr(type(node), "_forward_cls", type(node))
-    return str(function.__module__).partition(".")[0] == "torch"
-
-
 def refuse_merged(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
     """Raise ModelError if adapters to be measured are merged into the weights they adapt.
 
@@ -62,7 +64,8 @@ def refuse_merged(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> N
     """
     names = {id(parameter): name for name, parameter in parameters.items()}
     for path, module in model.named_modules():
-        if not _is_merged(module):
+        can_merge = all(callable(getattr(module, name, None)) for name in ("merge", "unmerge"))
+        if not can_merge or getattr(module, "merged", None) is not True:
             continue
         acting = [getattr(module, name, None) for name in ("base_layer", TWIN)]
         kept = {id(p) for layer in acting if isinstance(layer, nn.Module) for p in layer.parameters()}
@@ -75,8 +78,63 @@ def refuse_merged(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> N
             )
 
 
-def _is_merged(module: nn.Module) -> bool:
-    """Whether a module says that it is merged, and has what merges and unmerges it."""
-    if not all(callable(getattr(module, name, None)) for name in ("merge", "unmerge")):
-        return False
-    return getattr(module, "merged", None) is True
+def checked_real(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Return the parameters that were chosen. Raise ModelError if one is not real."""
+    for name, parameter in parameters.items():
+        if not parameter.is_floating_point():
+            raise ModelError(
+                f"{name!r} has type {parameter.dtype}; importance is measured of real floating-point parameters. Leave "
+                "it out of parameters=; of a complex one, keep the real and imaginary parts as real parameters."
+            )
+    return dict(parameters)
+
+
+def real_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return all real parameters that can have a gradient, and warn of complex ones; quantised ones hold integers."""
+    complex_ones = [name for name, p in named_parameters(model) if p.is_complex()]
+    if complex_ones:
+        warnings.warn(
+            f"{complex_ones[0]!r} is complex, as {len(complex_ones)} of the model's parameters are; importance is "
+            "measured of real ones, and those are left out. Keep the real and imaginary parts as real parameters "
+            "(torch.view_as_complex puts them together), or name the parameters to measure by parameters=.",
+            AnchorholdWarning,
+            stacklevel=1,  # from one place, so that it is shown once
+        )
+    return {name: p for name, p in named_parameters(model) if p.is_floating_point()}
+
+
+def refuse_replaced(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise ModelError if the model no longer has these parameters: what it has instead was not measured."""
+    present = {id(parameter) for parameter in model.parameters()}
+    for name, parameter in parameters.items():
+        if id(parameter) not in present:
+            raise ModelError(
+                f"The model's forward pass puts another parameter in the place of {name!r}, so what was measured is "
+                "none of the model's any more. Compute in the forward pass with a tensor of its own instead."
+            )
+
+
+def check_outputs(outputs: Tensor, samples: int) -> None:
+    """Raise ModelError if outputs are not one row a sample, or do not depend on the parameters."""
+    if outputs.ndim == 0 or len(outputs) != samples:
+        raise ModelError(
+            f"The model returned outputs of shape {tuple(outputs.shape)} for {samples} samples; expected "
+            f"[{samples}, ...]. Give a `forward` whose outputs have one row a sample."
+        )
+    if not outputs.requires_grad:
+        raise ModelError(
+            "The model's outputs do not depend on any of the parameters that are measured, as far as autograd can see. "
+            "Check that its forward pass is not under torch.no_grad() and detaches nothing."
+        )
+
+
+def warn_of_probabilities(logits: Tensor) -> None:
+    """Warn if the outputs are probabilities already, of which another softmax would be taken."""
+    if are_probabilities(logits):
+        warnings.warn(
+            "The model's outputs are probabilities, which add up to 1 for each sample, and expected are logits, whose "
+            "softmax is taken here: another model is measured, whose logits these are. Return logits, or say how "
+            "they come out of it: forward=lambda model, inputs: model(inputs).clamp(min=1e-30).log().",
+            AnchorholdWarning,
+            stacklevel=1,  # from one place, so that it is shown once
+        )

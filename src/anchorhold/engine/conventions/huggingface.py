@@ -35,7 +35,7 @@ def read_as_language_model(model: nn.Module) -> Completion | None:
     """Return how batches are completed: documents apart, labels as the outputs lie, the decoder given what it reads."""
     writer = text_writer(model)
     if writer is None:
-        return partial(documents_apart, causal=False, masked=takes(model, "attention_mask"))
+        return partial(documents_apart, causal=False, masked=accepts_argument(model, "attention_mask"))
     if has_encoder(writer):
         return partial(_with_decoder_inputs, model, writer)
     return partial(_with_next_tokens, model, writer)
@@ -48,7 +48,9 @@ def _with_next_tokens(model: nn.Module, writer: nn.Module, batch: Batch) -> Batc
     if itself:
         refuse_single_texts(batch.inputs, batch.targets)
     given = batch.targets is not None
-    batch = only_wanted_completions(documents_apart(batch, causal=True, masked=takes(model, "attention_mask")))
+    batch = only_wanted_completions(
+        documents_apart(batch, causal=True, masked=accepts_argument(model, "attention_mask"))
+    )
     labelling = partial(_labels_of_text, tokens_of(writer), itself=itself, given=given)
     return replace(batch, labelling=labelling)
 
@@ -177,7 +179,7 @@ def with_decoder_inputs(
         inputs: a batch without its labels.
         labels: what the decoder is to write.
     """
-    if any(inputs.get(name) is not None for name in _GIVEN) or not takes(model, _GIVEN[0]):
+    if any(inputs.get(name) is not None for name in _GIVEN) or not accepts_argument(model, _GIVEN[0]):
         return inputs
     refuse_single_texts(inputs, labels)
     prepare = getattr(writer, "prepare_decoder_input_ids_from_labels", None)
@@ -207,7 +209,7 @@ def _starts_otherwise(writer: nn.Module) -> bool:
     return shift is not None and "decoder_start_token_id" not in inspect.signature(shift).parameters
 
 
-def takes(model: nn.Module, name: str) -> bool:
+def accepts_argument(model: nn.Module, name: str) -> bool:
     """Whether a model can be called with an argument of this name: a module around a language model may not."""
     try:
         arguments = inspect.signature(model.forward).parameters
@@ -227,7 +229,11 @@ def problem_type(model: nn.Module, labels: Tensor | None) -> str | None:
         model: what is called.
         labels: those that travel with the inputs, as the model's own loss takes them; others may be another loss's.
     """
-    called = _unwrapped(model)
+    # Out of torch.compile's and PEFT's wrappers, which call the model itself and give its outputs back.
+    called: Any = getattr(model, "_orig_mod", model)
+    base = getattr(called, "get_base_model", None)
+    found = base() if callable(base) else called
+    called = found if isinstance(found, nn.Module) else model
     if not any(kind.__name__.endswith(_CLASSIFIERS) for kind in type(called).__mro__):
         return None
     config = getattr(called, "config", None)
@@ -239,11 +245,3 @@ def problem_type(model: nn.Module, labels: Tensor | None) -> str | None:
     if getattr(config, "num_labels", None) == 1:
         return "regression"
     return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model itself, out of torch.compile's and PEFT's wrappers, which call it and give its outputs back."""
-    inner: Any = getattr(model, "_orig_mod", model)
-    base = getattr(inner, "get_base_model", None)
-    found = base() if callable(base) else inner
-    return found if isinstance(found, nn.Module) else model

@@ -54,7 +54,7 @@ def documents_apart(batch: Batch, *, causal: bool, masked: bool) -> Batch:
         return batch
     shape = tokens.shape[:2]
     real = _real(inputs, shape)
-    starts = _said(inputs, shape)
+    starts = _stated_starts(inputs, shape)
     if starts is None:
         starts = _restarts(inputs.get("position_ids"), real) if causal else None
     if starts is None:
@@ -73,7 +73,7 @@ def _real(inputs: Mapping[str, Any], shape: torch.Size) -> Tensor:
     return torch.ones(shape, dtype=torch.bool)
 
 
-def _said(inputs: Mapping[str, Any], shape: torch.Size) -> Tensor | None:
+def _stated_starts(inputs: Mapping[str, Any], shape: torch.Size) -> Tensor | None:
     """Return where documents begin, if the batch says so itself."""
     ends = next((inputs[name] for name in BOUNDARIES if name.startswith("cu_") and inputs.get(name) is not None), None)
     number = inputs.get("seq_idx")
@@ -145,12 +145,11 @@ def _laid_out(batch: Batch, shape: torch.Size, documents: list[Document], *, cau
         )
     if masked:
         inputs.setdefault("attention_mask", torch.ones(shape, dtype=torch.long, device=labels.device))
-    rows = {name: _cut(given, documents) if _per_token(given) else given for name, given in inputs.items()}
+    rows = {
+        name: _cut(given, documents) if isinstance(given, Tensor) and given.ndim else given
+        for name, given in inputs.items()
+    }
     return read_batch({**rows, "labels": _cut(labels, documents, IGNORED)}, labels.device)
-
-
-def _per_token(given: object) -> bool:
-    return isinstance(given, Tensor) and given.ndim > 0
 
 
 def _cut(rows: Tensor, documents: list[Document], padding: int = 0) -> Tensor:
@@ -178,15 +177,12 @@ def only_wanted_completions(batch: Batch) -> Batch:
     wanted = inputs.get("label")
     if isinstance(wanted, Tensor) and wanted.shape == tokens.shape[:1]:
         places = wanted.nonzero().flatten()
-        # A batch has a sample at least: one that does not count, if need be.
-        return whole.rows(places) if len(places) else _uncounted(whole)
+        if len(places):
+            return whole.rows(places)
+        first = whole[:1]  # a batch has a sample at least: one that does not count, if need be
+        return replace(first, targets=torch.full_like(labels[:1], IGNORED))
     pieces = _pieces(tokens, mask, inputs.get("attention_mask"))
     return whole[: whole.size // pieces]
-
-
-def _uncounted(batch: Batch) -> Batch:
-    first = batch[:1]
-    return first if first.targets is None else replace(first, targets=torch.full_like(first.targets, IGNORED))
 
 
 def _pieces(tokens: Tensor, mask: Tensor, attention: object) -> int:

@@ -66,7 +66,7 @@ class FactorReduction(LayerReduction):
                 self.sums[f"{block.name}/mass"] = nothing.new_zeros(())
                 self.sums[f"{block.name}/ways"] = nothing.new_zeros(2)
 
-    def takes_products(self, block: Block, some: Products) -> bool:
+    def supports_products(self, block: Block, some: Products) -> bool:
         """Whether the block has not come by its gradients before."""
         return block.name not in self._by_gradients  # known here, since a GPU's sums would have to be waited for
 

@@ -96,11 +96,11 @@ class LayerReduction(Reduction):
         self.sums = self._beside.sums
 
     @property
-    def mates(self) -> Mapping[str, tuple[str, ...]]:
+    def coupled_parameters(self) -> Mapping[str, tuple[str, ...]]:
         """The parameters of each matrix."""
         return {name: block.parameters for name, block in self.blocks.items()}
 
-    def takes(self, arrival: Arrival) -> bool:
+    def supports(self, arrival: Arrival) -> bool:
         """Whether a use brings all of each matrix that it has a part in."""
         present = {role: part.name for role, part in arrival.parts.items() if part.geometry is None}
         for part in arrival.parts.values():
@@ -112,11 +112,11 @@ class LayerReduction(Reduction):
             if not whole or arrival.rule.inputs_first != block.inputs_first:
                 return False
             some = arrival.rule.products(arrival.input[:1], arrival.delta[:1, :1])
-            if some is None or not self.takes_products(block, some):
+            if some is None or not self.supports_products(block, some):
                 return False
         return True
 
-    def takes_products(self, block: Block, some: Products) -> bool:
+    def supports_products(self, block: Block, some: Products) -> bool:
         """Whether a block's δ and a, of which some are given, can be done with."""
         return True
 

@@ -51,7 +51,7 @@ class RotatedReduction(LayerReduction):
                     block.size, dtype=at_least_single(weight.dtype), device=weight.device
                 )
 
-    def takes_products(self, block: Block, some: Products) -> bool:
+    def supports_products(self, block: Block, some: Products) -> bool:
         """Whether inputs that are looked up stay as they are."""
         return not (isinstance(some.a, LookedUp) and self.bases[block.name].inputs is not None)
 

@@ -49,11 +49,11 @@ class WholeGradientReduction(Reduction):
                 self.sums |= {f"{block.name}/{key}": total for key, total in self.zeros(block, nothing).items()}
 
     @property
-    def mates(self) -> Mapping[str, tuple[str, ...]]:
+    def coupled_parameters(self) -> Mapping[str, tuple[str, ...]]:
         """All parameters of a block."""
         return {name: block.parameters for name, block in self.blocks.items()}
 
-    def takes(self, arrival: Arrival) -> bool:
+    def supports(self, arrival: Arrival) -> bool:
         """Whether a use will do: none has the gradients of parameters that are used elsewhere."""
         return False
 

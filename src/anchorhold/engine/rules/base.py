@@ -205,7 +205,7 @@ class Part:
         if self.geometry is None:
             return 0, float("inf")
         size, stride, offset = self.geometry
-        return offset, offset + _extent(size, stride)
+        return offset, offset + 1 + sum(step * (length - 1) for length, step in zip(size, stride, strict=True))
 
 
 def part_of(tensor: Tensor, names: Mapping[int, str]) -> Part | None:
@@ -237,7 +237,3 @@ def disjoint(parts: Iterable[Part]) -> bool:
     """Whether no two of these parts of one parameter overlap, so that each may be added up on its own."""
     spans = sorted(part.span for part in parts)
     return all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
-
-
-def _extent(size: Iterable[int], stride: Iterable[int]) -> int:
-    return 1 + sum(step * (length - 1) for length, step in zip(size, stride, strict=True))

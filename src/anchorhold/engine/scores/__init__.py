@@ -2,7 +2,7 @@
 
 from anchorhold.engine.scores.base import CustomScore, Per, PositionScore, Rows, Score
 from anchorhold.engine.scores.likelihoods import LikelihoodName
-from anchorhold.engine.scores.output_reading import OutputReading, Told
+from anchorhold.engine.scores.output_reading import OutputReading, ReadingEvidence
 from anchorhold.engine.scores.outputs import IGNORED, Positions
 from anchorhold.engine.scores.standard import Labels, LogLikelihood, OutputNorm
 
@@ -17,7 +17,7 @@ __all__ = [
     "Per",
     "PositionScore",
     "Positions",
+    "ReadingEvidence",
     "Rows",
     "Score",
-    "Told",
 ]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from anchorhold.engine.phi import Phi
 from anchorhold.engine.scores.likelihoods import LIKELIHOODS, LikelihoodName, Targets, checked_labels, other_label
-from anchorhold.engine.scores.output_reading import OutputReading, Told, read
+from anchorhold.engine.scores.output_reading import OutputReading, ReadingEvidence, read_outputs
 from anchorhold.engine.scores.outputs import PIECE, Positions, RowMaker, position_pieces, without_classes
 from anchorhold.errors import AnchorholdWarning, BatchError, ConfigurationError
 from anchorhold.settings import require, whole_number
@@ -47,7 +47,7 @@ class Score(ABC):
     softmax = False  # whether it is made of a softmax or a sigmoid, which wants precise outputs
     reading: OutputReading | None = None  # how outputs are read, where batches tell
 
-    def settled(self, outputs: Tensor, targets: Tensor | None, told: Told | None = None) -> Self:
+    def settled(self, outputs: Tensor, targets: Tensor | None, evidence: ReadingEvidence | None = None) -> Self:
         """Return this score with whatever it leaves open settled by a batch: its outputs, targets and what it told."""
         return self
 
@@ -163,12 +163,12 @@ class PositionScore(Score):
     def __hash__(self) -> int:
         return hash((type(self), *sorted(vars(self).items())))
 
-    def settled(self, outputs: Tensor, targets: Tensor | None, told: Told | None = None) -> Self:
+    def settled(self, outputs: Tensor, targets: Tensor | None, evidence: ReadingEvidence | None = None) -> Self:
         """Return this score with its outputs' reading, as the batches so far tell it; refuse what is unclear."""
-        reading = read(
+        reading = read_outputs(
             outputs,
             targets,
-            told or Told(targets),
+            evidence or ReadingEvidence(targets),
             self.reading,
             likelihood=self.likelihood,
             class_dim=self.class_dim,

@@ -83,7 +83,8 @@ class Softmax:
         With the likeliest label m, :math:`q_m - q_k = -q_m\,\mathrm{expm1}(z_k - z_m)` is exact, and
         :math:`q_m - \|q\|^2 = \sum_j q_j (q_m - q_j)` is a sum of positive terms.
         """
-        lead = self._lead()
+        z_m = self.logits.gather(-1, self.top)
+        lead = -self.q.gather(-1, self.top) * torch.expm1(self.logits - z_m)
         spread = (self.q * lead).sum(-1, keepdim=True)
         return 2 * self.q * (spread - lead)
 
@@ -91,10 +92,6 @@ class Softmax:
         r"""Return :math:`\partial q_m^2/\partial z = 2 q_m^2 (e_m - q)` for the likeliest label m."""
         q_m = self.q.gather(-1, self.top)
         return 2 * q_m.square() * self.label_gradients(self.top).squeeze(-2)
-
-    def _lead(self) -> Tensor:
-        z_m = self.logits.gather(-1, self.top)
-        return -self.q.gather(-1, self.top) * torch.expm1(self.logits - z_m)
 
 
 class Sigmoid:

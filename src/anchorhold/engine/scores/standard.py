@@ -8,7 +8,7 @@ from torch import Tensor
 from anchorhold.engine.phi import ABSOLUTE, Phi
 from anchorhold.engine.scores.base import Per, PositionScore
 from anchorhold.engine.scores.likelihoods import LIKELIHOODS, NO_PROBABILITIES, LikelihoodName
-from anchorhold.engine.scores.output_reading import Told
+from anchorhold.engine.scores.output_reading import ReadingEvidence
 from anchorhold.engine.scores.outputs import Positions, RowMaker
 from anchorhold.errors import ConfigurationError
 from anchorhold.settings import whole_number
@@ -114,9 +114,9 @@ class OutputNorm(PositionScore):
         self.softmax = self.asks_likelihood = output == "probabilities"
         self.asks_classes = dominant
 
-    def settled(self, outputs: Tensor, targets: Tensor | None, told: Told | None = None) -> Self:
+    def settled(self, outputs: Tensor, targets: Tensor | None, evidence: ReadingEvidence | None = None) -> Self:
         """Return this score with its outputs' reading, and refuse probabilities of what has none."""
-        settled = super().settled(outputs, targets, told)
+        settled = super().settled(outputs, targets, evidence)
         if settled.reading is not None and settled.reading.likelihood == "gaussian":
             raise ConfigurationError(NO_PROBABILITIES.format(why=settled.reading.why))
         return settled

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -134,9 +135,16 @@ class Plan:
         return True
 
     def sites(
-        self, uses: list[Use], outputs: Tensor, parameters: Mapping[str, nn.Parameter]
+        self,
+        uses: list[Use],
+        outputs: Tensor,
+        parameters: Mapping[str, nn.Parameter],
+        coupled: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> tuple[list[Site], set[str]]:
-        """Return where to collect gradients in a chunk, and the parameters that this does not cover."""
+        """Return where to collect gradients in a chunk, and the parameters that this does not cover.
+
+        A parameter that is coupled with one that is not covered is not covered either.
+        """
         without_rule, edges = read_graph(outputs, parameters)
         read = []
         for use, reading in zip(uses, self.readings, strict=True):
@@ -150,6 +158,7 @@ class Plan:
                 read.append((use, reading))
             else:
                 without_rule |= {part.name for part in use.parts.values()}
+        without_rule |= {other for name in without_rule for other in coupled.get(name, ())} & parameters.keys()
         sites = []
         for use, reading in read:
             wanted = {role: part for role, part in use.parts.items() if part.name not in without_rule}
@@ -264,25 +273,21 @@ def check_independent(model: nn.Module, alone: Tensor, among_others: Tensor) -> 
     One sample does not tell of all: what looks back along the batch, as a recurrent layer does that takes samples for
     positions, leaves the first one as it is, and what looks ahead the last.
     """
-    if not same_values(alone, among_others):
-        raise ModelError(
-            "The model's outputs for one sample change when other samples are in the batch, so no per-sample gradient "
-            "exists: its layers mix samples or draw random numbers in eval mode, or an input that belongs to no "
-            "sample happens to have as many entries as the batch has samples (then use another batch size)."
-            + _positions_first(model)
-        )
-
-
-def _positions_first(model: nn.Module) -> str:
-    """Return a hint at layers that take samples for positions where they are given ``[N, T, ...]``."""
-    found = [(name, module) for name, module in model.named_modules() if getattr(module, "batch_first", True) is False]
-    if not found:
-        return ""
-    name, module = found[0]
-    return (
-        f" {name or 'The model'} ({type(module).__name__}) was made without batch_first=True, so it takes its input as "
-        "[positions, samples, ...]: if it is given [samples, positions, ...], it runs along the samples. Make it with "
-        "batch_first=True, or transpose what goes in and what comes out."
+    if same_values(alone, among_others):
+        return
+    hint = ""
+    for name, module in model.named_modules():
+        if getattr(module, "batch_first", True) is False:  # takes samples for positions, given [N, T, ...]
+            hint = (
+                f" {name or 'The model'} ({type(module).__name__}) was made without batch_first=True, so it takes its "
+                "input as [positions, samples, ...]: if it is given [samples, positions, ...], it runs along the "
+                "samples. Make it with batch_first=True, or transpose what goes in and what comes out."
+            )
+            break
+    raise ModelError(
+        "The model's outputs for one sample change when other samples are in the batch, so no per-sample gradient "
+        "exists: its layers mix samples or draw random numbers in eval mode, or an input that belongs to no "
+        f"sample happens to have as many entries as the batch has samples (then use another batch size).{hint}"
     )
 
 

@@ -205,7 +205,9 @@ def route_of(outputs: Tensor) -> Route:
         entry.extend(_whole(getattr(node, name)) for name in _numbers_of(kind))
         way.append(tuple(entry))
         if not parameters_only:
-            by_data = by_data or _moves_by_data(kind)
+            # A function of the user's own, or a compiled one, does what it likes.
+            own = issubclass(kind, BackwardCFunction)
+            by_data = by_data or own or kind.__name__.lstrip("_").startswith(_BY_DATA)
             takes_parts = takes_parts or _takes_part(node, len(outputs))
     return Route(hash(tuple(way)), by_data, takes_parts)
 
@@ -248,11 +250,6 @@ def _scaled_by(factors: Tensor, plain: Tensor, scaled: Tensor) -> bool:
     return not bool((gap > tolerance).any())
 
 
-def _moves_by_data(kind: type) -> bool:
-    # A function of the user's own, or a compiled one, does what it likes.
-    return issubclass(kind, BackwardCFunction) or kind.__name__.lstrip("_").startswith(_BY_DATA)
-
-
 def _takes_part(node: Node, samples: int) -> bool:
     """Whether a node may take some of the samples out of the whole, or turn them round."""
     if not type(node).__name__.lstrip("_").startswith(_PARTS):
@@ -264,7 +261,7 @@ def _takes_part(node: Node, samples: int) -> bool:
     return bool(sizes[dim] % samples == 0)  # else samples do not lie along that dimension
 
 
-_known: dict[type[Node], tuple[str, ...]] = {}
+_saved_numbers: dict[type[Node], tuple[str, ...]] = {}
 
 
 def _whole(held: object) -> object:
@@ -276,11 +273,11 @@ def _whole(held: object) -> object:
 
 def _numbers_of(kind: type[Node]) -> tuple[str, ...]:
     """Return the names of what a kind of node holds besides tensors and their sizes."""
-    if kind not in _known:
+    if kind not in _saved_numbers:
         names = set(dir(kind))
-        _known[kind] = tuple(
+        _saved_numbers[kind] = tuple(
             name
             for name in sorted(names)
             if name.startswith("_saved_") and f"_raw{name}" not in names and "_sym_" not in name
         )
-    return _known[kind]
+    return _saved_numbers[kind]

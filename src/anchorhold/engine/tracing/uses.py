@@ -203,7 +203,10 @@ class Recorder(TorchFunctionMode):
             for use in self.uses:
                 use.differentiated = True
         rule = _bound(func, args, kwargs)
-        parts = {} if rule is None else self._parts(rule)
+        parts: dict[str, Part] = {}
+        if rule is not None:
+            found = {role: part_of(parameter, self.names) for role, parameter in rule.parameters.items()}
+            parts = {role: part for role, part in found.items() if part is not None}
         watched = {id(rule.parameters[role]) for role in parts} if rule is not None else set()
         # A parameter that is also the call's input, as in F.linear(p, p), is more than the rule accounts for.
         if rule is None or sum(id(x) in watched for x in (*args, *kwargs.values())) != len(parts) or not parts:
@@ -223,10 +226,6 @@ class Recorder(TorchFunctionMode):
             self.uses.append(use)
             self._by_output[out] = use
         return out
-
-    def _parts(self, rule: Rule) -> dict[str, Part]:
-        found = {role: part_of(parameter, self.names) for role, parameter in rule.parameters.items()}
-        return {role: part for role, part in found.items() if part is not None}
 
     def _note_addition(self, out: Tensor, args: tuple[Any, ...]) -> None:
         """Remember where an output was broadcast over the samples by an addition, as position embeddings are."""

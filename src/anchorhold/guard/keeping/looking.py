@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from anchorhold.engine.isolation import looked_at
+from anchorhold.engine.isolation import evaluation_mode
 from anchorhold.errors import NotFiniteError, OrderError
 from anchorhold.guard.memory import Memory
 from anchorhold.retention.predictions import Sums
@@ -25,7 +25,7 @@ def look(memory: Memory, parts: Mapping[str, Iterable[int]] | None = None) -> Re
 
     def own() -> dict[str, Sums]:
         try:
-            with looked_at(memory.model, memory.model.parameters()):
+            with evaluation_mode(memory.model, memory.model.parameters()):
                 return {name: kept[name].sums(memory.model, chunks) for name, chunks in wanted.items()}
         finally:
             reshard(memory.model)

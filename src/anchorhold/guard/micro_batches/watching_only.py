@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.engine.batches import Batch, Forward, KeptInputs, call_model, check_batches
-from anchorhold.engine.isolation import differentiated
+from anchorhold.engine.isolation import evaluation_with_gradients
 from anchorhold.engine.refusals import refuse_merged, refuse_nested_backward
 from anchorhold.errors import BatchError, ModelError, OrderError
 from anchorhold.guard.consolidating.measuring import (
@@ -56,7 +56,7 @@ def watch_only(memory: Memory, batches: Iterable[Any], forward: Forward | None) 
     path = BatchScore(memory, MEAN_LOSS, call) if taken.along_path else None
     every = scores if path is None else [*scores, path]
     reader = Reader(given, every)
-    with _path_kept(memory), differentiated(memory.model, memory.measured.values()):
+    with _path_kept(memory), evaluation_with_gradients(memory.model, memory.measured.values()):
         sums = _go_through(memory, taken, scores, path, reader)
         check_read_alike(ranks, every)
         if not all(score.counted or score.full_before for score in every):
