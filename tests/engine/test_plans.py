@@ -104,3 +104,22 @@ def test_both_passes_of_the_rotated_form_share_a_plan(recordings):
     model, batches = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), [torch.randn(8, 4), torch.randn(8, 4)]
     anchorhold.Guard(model, "EWC", form="rotated", strength=1.0).consolidate(batches)
     assert len(recordings) == PER_PLAN + 2 + 2
+
+
+def test_a_plan_that_nobody_has_checked_is_not_shared():
+    """Chunks of one sample do not show that a model mixes samples; those of the next measure do."""
+
+    class Mixes(nn.Module):
+        """Each sample sees the one two places before it, which no pair of samples shows."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x + torch.cat([torch.zeros_like(x[:2]), x[:-2]]))
+
+    model, batch, plans = Mixes(), torch.randn(6, 4), Plans()
+    measured(model, [batch], plans, budget=1)
+    with pytest.raises(anchorhold.errors.ModelError, match="change when other samples are in the batch"):
+        measured(model, [batch], plans)

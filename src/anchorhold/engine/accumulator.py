@@ -42,7 +42,7 @@ from anchorhold.engine.refusals import (
 from anchorhold.engine.rules.base import Part, disjoint
 from anchorhold.engine.scores import OutputReading, ReadingEvidence, Score
 from anchorhold.engine.scores.outputs import precise_outputs
-from anchorhold.engine.tracing.plan import Plan, Plans, Site, check_independent, make_plan, plan_for_one
+from anchorhold.engine.tracing.plan import Plan, Plans, Site, check_independent, make_plan, plan_for_one, plan_key
 from anchorhold.engine.tracing.samples import SampleOrder
 from anchorhold.engine.tracing.uses import Use, record
 from anchorhold.errors import AnchorholdError, BatchError, ModelError, NotFiniteError
@@ -75,7 +75,7 @@ class SampleImportance:
     fallback: dict[str, str] = field(default_factory=dict)
     """The parameters that no rule covered, with the way they were measured instead."""
     outputs: str | None = None
-    """What the model's outputs were taken for, and what told it so."""
+    """What the model's outputs were read as, and what decided it."""
 
 
 class SampleAccumulator:
@@ -154,7 +154,7 @@ class SampleAccumulator:
 
     @property
     def reading(self) -> OutputReading | None:
-        """How outputs are read, as the batches so far tell it; ``None`` for a score that leaves nothing open."""
+        """How outputs are read, by the batches so far; ``None`` for a score that leaves nothing open."""
         return self.score.reading
 
     @property
@@ -227,13 +227,17 @@ class SampleAccumulator:
             values, self.samples, fallback, None if self.reading is None else self.reading.description
         )
 
+    def _plan_key(self, batch: Batch) -> tuple[object, ...]:
+        return plan_key(self.model, self.parameters, self._forward_given, batch.sample_shapes())
+
     def _samples_per_chunk(self, batch: Batch) -> int:
+        """Return how many samples go forward together: 1 where samples cannot be told apart in the model's tensors."""
         if batch.size == 1:
             return 1
         shapes = batch.sample_shapes()
         is_new = self._plan is None or shapes != self._planned_shapes
         if is_new:
-            self._plan = self._plans.find(self._plans.key(self.model, self.parameters, self._forward_given, shapes))
+            self._plan = self._plans.find(self._plan_key(batch))
             self._plan_is_new = False
             if self._plan is None:
                 self._make_plan(batch)
@@ -249,12 +253,12 @@ class SampleAccumulator:
         return math.ceil(batch.size / math.ceil(batch.size / most))  # chunks of one size, as nearly as can be
 
     def _rows_of_one(self, batch: Batch, outputs: Tensor) -> int:
-        """Return how many rows the first sample has, or raise if the score cannot do with its outputs."""
+        """Return how many rows the first sample has. Raise if the score does not fit its outputs."""
         targets = batch[:1].labels_for(outputs)
         return self._settled(outputs, targets).rows(outputs, targets, self.phi, None).count
 
     def _settled(self, outputs: Tensor, targets: Tensor | None) -> Score:
-        """Return the score with what it leaves open settled, as the batches so far tell it."""
+        """Return the score with what it leaves open settled by the batches so far."""
         self.score = self.score.settled(outputs, targets, self._evidence)
         return self.score
 
@@ -280,9 +284,6 @@ class SampleAccumulator:
                 "padded to one size."
             ) from error
         self._plan_is_new = True
-        if self._plan is not None:
-            key = self._plans.key(self.model, self.parameters, self._forward_given, batch.sample_shapes())
-            self._plans.keep(key, self._plan)
 
     def _plan_for(self, batch: Batch, uses: list[Use], outputs: Tensor) -> Plan | None:
         """Return a plan that fits this chunk, or ``None`` where only single samples can be told apart."""
@@ -297,6 +298,8 @@ class SampleAccumulator:
                 alone = record(self.model, self.parameters, self.forward, batch[batch.size - 1 :].inputs)[1]
                 check_independent(self.model, alone, outputs[-1:])
             self._plan_is_new = False
+            # Only now may others use the plan: chunks of one sample check nothing, and theirs may have several.
+            self._plans.keep(self._plan_key(batch), self._plan)
         return self._plan if self._plan is not None and self._plan.fits(uses, batch.size) else None
 
     def _add_chunk(self, batch: Batch) -> None:
@@ -336,7 +339,7 @@ class SampleAccumulator:
         self.samples += rows.samples
 
     def _add_rows(self, outputs: Tensor, u: Tensor, sites: list[Site], together: int, *, first: bool) -> None:
-        """Send rows backward and let the rules collect what arrives."""
+        """Send rows backward, and let the reduction add up what arrives at each use."""
         arrived = self._backward.gradients_at(outputs, [edge for site in sites for edge in site.edges], u, together)
         arrivals = []
         used: dict[str, list[Part]] = {}
@@ -364,7 +367,7 @@ class SampleAccumulator:
             self._add_summed([name for name in names if name in used], arrivals)
 
     def _add_summed(self, names: list[str], arrivals: list[Arrival]) -> None:
-        """Add parameters by their gradients: of one that is used in several places, the sum, and only then comes φ."""
+        """Add parameters by their gradients. Those of several uses are summed first, since φ is of the sum."""
         found = [
             (part, role, arrival) for arrival in arrivals for role, part in arrival.parts.items() if part.name in names
         ]

@@ -123,7 +123,7 @@ def check_batches(batches: object) -> Iterable[Any]:
 
 
 def _is_one(given: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether this is a single batch such as (inputs, targets).
+    """Return whether this is a single batch such as (inputs, targets).
 
     A tuple that holds a tensor is, unless all of it is one tensor cut into pieces, as by ``split`` and ``chunk``. So is
     a list of tensors of different kinds with as many samples each, as a DataLoader yields it.
@@ -138,7 +138,7 @@ def _is_one(given: list[Any] | tuple[Any, ...]) -> bool:
 
 
 def _follows(first: Any, second: Any) -> bool:
-    """Whether the second of two tensors begins in memory where the first one ends."""
+    """Return whether the second of two tensors begins in memory where the first one ends."""
     if not all(isinstance(part, Tensor) and part.ndim > 0 and part.layout is torch.strided for part in (first, second)):
         return False
     same = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr() and first.dtype == second.dtype
@@ -205,14 +205,14 @@ def _advised_call(taken: inspect.Signature, in_order: list[Any], by_name: Mappin
 
 
 def _are_rows(batch: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether these are samples that nobody has collated: mappings, several of them or without a tensor."""
+    """Return whether these are samples that nobody has collated: mappings, several of them or without a tensor."""
     if not batch or not all(isinstance(part, Mapping) for part in batch):
         return False
     return len(batch) > 1 or not any(isinstance(leaf, Tensor) for leaf in tree_flatten(batch[0])[0])
 
 
 def _parts(batch: Any) -> tuple[Any, Tensor | None]:
-    """Split a batch into inputs and targets."""
+    """Return a batch's inputs and its targets."""
     inputs, targets = batch, None
     if isinstance(batch, Mapping):
         inputs = {key: value for key, value in batch.items() if key != "labels"}

@@ -337,7 +337,7 @@ def renormed_rows_put_back() -> Iterator[None]:
 
 
 def is_renormed(parameter: Tensor) -> bool:
-    """Whether rows of a parameter are other ones, while this thread measures, than they were before."""
+    """Return whether rows of a parameter are other ones, while this thread measures, than they were before."""
     changed = _renormed.get(threading.get_ident(), [])
     return any(table.data_ptr() == parameter.data_ptr() for table, _, _ in changed)
 

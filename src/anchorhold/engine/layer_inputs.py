@@ -76,7 +76,7 @@ class LayerInputs:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """All that was added up, by names from which :func:`inputs_of` and :func:`left_out` read it.
+        """The sums so far, by names from which :func:`inputs_of` and :func:`left_out` read them.
 
         Sums of several processes may be added, and what is absent from one of them is 0.
         """

@@ -49,8 +49,9 @@ class BatchReader:
 
     def read(self, batch: Any) -> Batch:
         """Return a batch with all that is known of its inputs; one that another reader has read is complete."""
-        read = batch
-        if not isinstance(batch, Batch):
+        if isinstance(batch, Batch):
+            read = batch
+        else:
             read = read_batch(batch, self.device)
             for complete in self._completions:
                 read = complete(read)

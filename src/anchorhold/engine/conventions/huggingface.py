@@ -112,7 +112,7 @@ def text_writer(model: nn.Module) -> nn.Module | None:
 
 
 def has_encoder(writer: nn.Module) -> bool:
-    """Whether a model that generates has an encoder of its own: labels and logits then lie side by side."""
+    """Return whether a model that generates has an encoder of its own: labels and logits then lie side by side."""
     return bool(getattr(getattr(writer, "config", None), "is_encoder_decoder", False))
 
 
@@ -204,13 +204,13 @@ def _one_position_later(writer: nn.Module, labels: Tensor) -> Tensor:
 
 
 def _starts_otherwise(writer: nn.Module) -> bool:
-    """Whether a family of models begins with something else than a start token, by its own function for it."""
+    """Return whether a family of models begins with something else than a start token, by its own function for it."""
     shift = getattr(sys.modules.get(type(writer).__module__), "shift_tokens_right", None)
     return shift is not None and "decoder_start_token_id" not in inspect.signature(shift).parameters
 
 
 def accepts_argument(model: nn.Module, name: str) -> bool:
-    """Whether a model can be called with an argument of this name: a module around a language model may not."""
+    """Return whether a model can be called with an argument of this name: a module around a language model may not."""
     try:
         arguments = inspect.signature(model.forward).parameters
     except (TypeError, ValueError):  # a traced model does not say

@@ -204,7 +204,7 @@ def _pieces(tokens: Tensor, mask: Tensor, attention: object) -> int:
 
 
 def _alike(one: tuple[list[int], bool], other: tuple[list[int], bool]) -> bool | None:
-    """Whether two rows have one prompt; ``None`` if one of them has lost all of it.
+    """Return whether two rows have one prompt; ``None`` if one of them has lost all of it.
 
     A row that was cut to the full length may lack the prompt's beginning.
     """

@@ -46,11 +46,11 @@ class Reduction(ABC):
 
     @property
     def coupled_parameters(self) -> Mapping[str, tuple[str, ...]]:
-        """The parameters, each with others, that are wanted together: in one use, or as gradients in one call."""
+        """The parameters that are added up together with others: in one use, or as gradients in one call."""
         return {}
 
     def supports(self, arrival: Arrival) -> bool:
-        """Whether :meth:`add` can do with a use; the gradients of its parameters come to the other method if not."""
+        """Return whether :meth:`add` can add up a use; if not, its parameters come to :meth:`add_gradients`."""
         return True
 
     @abstractmethod

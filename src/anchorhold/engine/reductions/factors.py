@@ -67,7 +67,7 @@ class FactorReduction(LayerReduction):
                 self.sums[f"{block.name}/ways"] = nothing.new_zeros(2)
 
     def supports_products(self, block: Block, some: Products) -> bool:
-        """Whether the block has not come by its gradients before."""
+        """Return whether the block has not come by its gradients before."""
         return block.name not in self._by_gradients  # known here, since a GPU's sums would have to be waited for
 
     def add_products(self, block: Block, products: Products, *, first: bool) -> None:
@@ -186,7 +186,7 @@ def _merged(tensor: Tensor, kept: int) -> Tensor:
 
 
 def _positions_last(vectors: Tensor) -> bool:
-    """Whether vectors lie as matrices of size × positions, as a convolution leaves them, with many positions."""
+    """Return whether vectors lie as matrices of size × positions, as a convolution leaves them, with many positions."""
     if vectors.ndim < 3:
         return False
     positions, size = vectors.shape[-2:]

@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is one; a bias by itself, or the scale of a norm, is not."""
+        """Whether the block is one; a bias by itself, or the scale of a norm, is not."""
         return len(self.shape) > 1
 
     @property
@@ -101,7 +101,7 @@ class LayerReduction(Reduction):
         return {name: block.parameters for name, block in self.blocks.items()}
 
     def supports(self, arrival: Arrival) -> bool:
-        """Whether a use brings all of each matrix that it has a part in."""
+        """Return whether a use brings all of each matrix that it has a part in."""
         present = {role: part.name for role, part in arrival.parts.items() if part.geometry is None}
         for part in arrival.parts.values():
             block = self.blocks.get(part.name)
@@ -117,7 +117,7 @@ class LayerReduction(Reduction):
         return True
 
     def supports_products(self, block: Block, some: Products) -> bool:
-        """Whether a block's δ and a, of which some are given, can be done with."""
+        """Return whether a block's δ and a, of which some are given, can be added up."""
         return True
 
     def add(self, arrival: Arrival) -> None:

@@ -52,7 +52,7 @@ class RotatedReduction(LayerReduction):
                 )
 
     def supports_products(self, block: Block, some: Products) -> bool:
-        """Whether inputs that are looked up stay as they are."""
+        """Return whether inputs that are looked up stay as they are."""
         return not (isinstance(some.a, LookedUp) and self.bases[block.name].inputs is not None)
 
     def add_products(self, block: Block, products: Products, *, first: bool) -> None:

@@ -54,7 +54,7 @@ class WholeGradientReduction(Reduction):
         return {name: block.parameters for name, block in self.blocks.items()}
 
     def supports(self, arrival: Arrival) -> bool:
-        """Whether a use will do: none has the gradients of parameters that are used elsewhere."""
+        """Return False: no use has the gradients of parameters that are used elsewhere."""
         return False
 
     def add(self, arrival: Arrival) -> None:

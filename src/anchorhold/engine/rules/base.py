@@ -77,19 +77,19 @@ class Rule(ABC):
         return None
 
     def products_numel(self, a: Tensor) -> int:
-        """How many numbers a sample's inputs are in :meth:`products`; 0 where it is none."""
+        """Return how many numbers a sample's inputs are in :meth:`products`; 0 where it is none."""
         return 0
 
     def reads(self, dim: int) -> bool:
-        """Whether the rule can be used where samples lie along dimension ``dim`` of its input."""
+        """Return whether the rule can be used where samples lie along dimension ``dim`` of its input."""
         return True
 
     def row_numel(self, role: str) -> int:
-        """How many numbers :meth:`importance` holds for each row of each sample, besides δ."""
+        """Return how many numbers :meth:`importance` holds for each row of each sample, besides δ."""
         return self.parameters[role].numel()
 
     def sample_numel(self) -> int:
-        """How many numbers :meth:`importance` holds for each sample, whatever the rows."""
+        """Return how many numbers :meth:`importance` holds for each sample, whatever the rows."""
         return 0
 
 
@@ -227,13 +227,13 @@ def part_of(tensor: Tensor, names: Mapping[int, str]) -> Part | None:
 
 
 def is_parameter(tensor: object) -> bool:
-    """Whether this is a parameter, or a view of one through which gradients flow."""
+    """Return whether this is a parameter, or a view of one through which gradients flow."""
     if isinstance(tensor, nn.Parameter):
         return True
     return isinstance(tensor, Tensor) and tensor.requires_grad and isinstance(tensor._base, nn.Parameter)
 
 
 def disjoint(parts: Iterable[Part]) -> bool:
-    """Whether no two of these parts of one parameter overlap, so that each may be added up on its own."""
+    """Return whether no two of these parts of one parameter overlap, so that each may be added up on its own."""
     spans = sorted(part.span for part in parts)
     return all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))

@@ -10,7 +10,7 @@ class Elementwise(Rule):
     """A parameter that is broadcast against the input."""
 
     def reads(self, dim: int) -> bool:
-        """Samples must not lie among the dimensions that the parameter has values for."""
+        """Return whether samples lie outside the dimensions that the parameter has values for."""
         return all(p.ndim <= self.input.ndim - dim for p in self.parameters.values())
 
 

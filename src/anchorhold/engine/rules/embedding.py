@@ -46,11 +46,11 @@ class Embedding(Rule):
         return Products(delta, LookedUp(index, self.weight.shape[0], self.padding_idx))
 
     def products_numel(self, a: Tensor) -> int:
-        """One number a place."""
+        """Return one number a place."""
         return a[0].numel()
 
     def row_numel(self, role: str) -> int:
-        """No more than δ itself."""
+        """Return 0: there is no more than δ itself."""
         return 0
 
     def _flat(self, a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:

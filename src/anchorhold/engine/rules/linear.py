@@ -45,11 +45,11 @@ class Linear(Rule):
         return Products(delta, a)
 
     def products_numel(self, a: Tensor) -> int:
-        """The inputs as they are."""
+        """Return how many numbers the inputs are."""
         return a[0].numel()
 
     def row_numel(self, role: str) -> int:
-        """Tiles bound what the weight needs; its δ is rearranged once."""
+        """Return 0 for the weight, since tiles bound what it needs; a bias's δ is rearranged once."""
         return 0 if role == "weight" else self.parameters[role].numel()
 
 

@@ -37,7 +37,7 @@ class Normalisation(Rule):
         return delta.reshape(*delta.shape[:3], -1).sum(3)
 
     def reads(self, dim: int) -> bool:
-        """Where channels come second, samples must come first."""
+        """Return whether samples come first, which they must where channels come second."""
         return dim == 0 or not self.channels_second
 
 

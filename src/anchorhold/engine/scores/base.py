@@ -157,7 +157,7 @@ class PositionScore(Score):
         self.reading = None
 
     def __eq__(self, other: object) -> bool:
-        """Two scores with the same settings are the same score."""
+        """Return whether two scores have the same settings."""
         return type(self) is type(other) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
@@ -236,7 +236,7 @@ class PositionScore(Score):
             )
 
     def has_labels(self, phi: Phi) -> bool:
-        """Whether the score is one of labels, be they the data's or the model's own."""
+        """Return whether the score is one of labels, be they the data's or the model's own."""
         return False
 
     def logits(self, outputs: Tensor) -> Iterator[Tensor]:

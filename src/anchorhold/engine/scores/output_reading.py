@@ -95,7 +95,7 @@ class ReadingEvidence:
         return found <= {-1, 0, 1, 255} or (len(found) == 2 and self.targets.numel() > 3)
 
     def are_shares(self, dims: Iterable[int]) -> bool:
-        """Whether targets sum to 1 along one of these dimensions, wherever one looks, as one-hot and soft labels do."""
+        """Return whether targets sum to 1 all along one of these dimensions, as one-hot and soft labels do."""
         assert self.targets is not None
         for dim in dims:
             if dim not in self._shares:

@@ -27,7 +27,7 @@ def in_wider_dtype(logits: Tensor) -> Tensor:
 
 
 def are_probabilities(logits: Tensor) -> bool:
-    """Whether what is given as logits ``[M, C]`` of several classes has had a softmax already, by its first rows."""
+    """Return whether logits ``[M, C]`` of several classes are probabilities already, by their first rows."""
     some = logits[:64].detach().float()
     close = 1e-3 if torch.finfo(logits.dtype).eps < 1e-4 else 2e-2
     return bool(some.shape[-1] > 1 and (some >= 0).all() and ((some.sum(-1) - 1).abs() < close).all())
@@ -199,7 +199,7 @@ def precise_outputs(
 
 
 def _is_amplified(logits: Iterable[Tensor]) -> bool:
-    """Whether the typical logit is large, where samples count by their share in the importance: by 1 − q."""
+    """Return whether the typical logit is large, where samples count by their share in the importance: by 1 − q."""
     weighted = total = 0.0
     for some in logits:
         softmax = Softmax(some)

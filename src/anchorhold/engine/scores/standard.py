@@ -55,7 +55,7 @@ class LogLikelihood(PositionScore):
         return self.reading is None or LIKELIHOODS[self.reading.likelihood or "categorical"].softmax
 
     def has_labels(self, phi: Phi) -> bool:
-        """Whether it makes the Fisher information, that of the labels' loss; that of absolute values is of outputs.
+        """Return whether it is the Fisher information, of the labels' loss; absolute values are of outputs.
 
         The data's own labels are looked at wherever they are taken, whatever is made of them.
         """

@@ -1,4 +1,7 @@
-"""How a model's uses of its parameters are to be read: worked out once, on its first samples."""
+"""Plan how a model's uses of its parameters are read: once for samples of one shape, on the first two of them.
+
+The model runs on each of the two alone and on both together. Where its tensors grow is where samples lie.
+"""
 
 import weakref
 from collections.abc import Callable, Mapping
@@ -18,15 +21,15 @@ from anchorhold.engine.tracing.uses import Use, read_graph, record
 from anchorhold.errors import ModelError
 
 CPU_PASS = 32 * 2**20
-"""A backward pass of about so many bytes keeps a CPU busy. While one row is less, several are sent as one (by vmap);
-beyond, one row after the other is faster: every layer's backward pass runs as written, and in cache.
+"""Bytes of a backward pass that keep a CPU busy. While one row is less, several are sent as one (by vmap); beyond, one
+row after the other is faster: every layer's backward pass runs as written, and in cache.
 """
 
 ACCELERATOR_PASS = 256 * 2**20
-"""The same on an accelerator, which wants few and large kernels."""
+"""The same on an accelerator, where few and large kernels are fast."""
 
 MANY_ROWS = 16
-"""Samples with more rows (labels) than this have them gathered in blocks, so that a chunk still holds many samples."""
+"""Rows (labels) of a sample that are gathered at once at most, so that a chunk still holds many samples."""
 
 PLANS_BYTES = 2**26
 """Bytes that the plans of one measurement may take: each holds a sample's outputs, over a large vocabulary maybe."""
@@ -34,7 +37,7 @@ PLANS_BYTES = 2**26
 
 @dataclass(frozen=True)
 class Reading:
-    """How one use is read.
+    """How one use is read: where its input and δ hold each sample.
 
     Args:
         signature: the use's own.
@@ -51,7 +54,7 @@ class Reading:
     shapes: tuple[torch.Size, torch.Size]
 
     def fits(self, use: Use, samples: int) -> bool:
-        """Whether a use is the one that was read, with tensors of the shapes that so many samples should have."""
+        """Return whether a use is the one that was read, with tensors of so many samples."""
         if use.signature != self.signature:
             return False
         if self.broadcast:
@@ -126,7 +129,7 @@ class Plan:
     bytes_per_sample: int
 
     def fits(self, uses: list[Use], samples: int) -> bool:
-        """Whether these uses are the ones that the plan was made for."""
+        """Return whether these uses are the ones that the plan was made for."""
         if len(uses) != len(self.readings):
             return False
         for reading, use in zip(self.readings, uses, strict=True):
@@ -184,6 +187,16 @@ class Plan:
         return max(1, min(wanted, budget) // (self.bytes_on_the_way * samples))
 
 
+def plan_key(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], forward: object, shapes: list[torch.Size]
+) -> tuple[object, ...]:
+    """Return what a plan depends on: it may serve wherever this is equal."""
+    # A reference that does not keep the model: a sharded one's twin is made for a pass, whole, and goes after it.
+    watched = tuple((name, id(parameter)) for name, parameter in parameters.items())
+    weights = tuple(version_of(parameter) for parameter in model.parameters())
+    return weakref.ref(model), id(forward), watched, weights, tuple(shapes)
+
+
 class Plans:
     """Plans that the passes and the measures of one measurement share, so that each is made once.
 
@@ -195,21 +208,8 @@ class Plans:
     def __init__(self) -> None:
         self._kept: dict[tuple[object, ...], Plan] = {}
 
-    def key(
-        self,
-        model: nn.Module,
-        parameters: Mapping[str, nn.Parameter],
-        forward: object,
-        shapes: list[torch.Size],
-    ) -> tuple[object, ...]:
-        """Return what a plan depends on: it may serve where this is equal."""
-        # A reference that does not keep the model: a sharded one's twin is made for a pass, whole, and goes after it.
-        watched = tuple((name, id(parameter)) for name, parameter in parameters.items())
-        weights = tuple(version_of(parameter) for parameter in model.parameters())
-        return weakref.ref(model), id(forward), watched, weights, tuple(shapes)
-
     def find(self, key: tuple[object, ...]) -> Plan | None:
-        """Return the plan that was made under this key, or ``None``."""
+        """Return the plan under this :func:`plan_key`, or ``None``."""
         return self._kept.get(key)
 
     def keep(self, key: tuple[object, ...], plan: Plan) -> None:
@@ -310,7 +310,7 @@ def _read(one: Use, two: Use) -> Reading | None:
 
 
 def _plan(readings: list[Reading | None], uses: list[Use], outputs: Tensor, saved: int = 0) -> Plan:
-    """Estimate the memory: what a forward pass keeps, and what each row needs on its way back."""
+    """Return a plan with an estimate of the memory: what a forward pass keeps, and each row on its way back."""
     samples = max(1, len(outputs))
     made = sum(use.bytes for use in uses)
     kept = max(saved, made)

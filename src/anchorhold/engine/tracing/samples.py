@@ -87,7 +87,7 @@ def layout_of(one: Tensor, two: Tensor) -> SampleLayout | None:
 
 
 def same_values(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors are equal up to rounding: batches of different size may be summed in different order."""
+    """Return whether two tensors are equal up to rounding: the order of sums differs with the size of a batch."""
     x, y = x.detach(), y.detach()
     if x.shape != y.shape:
         return False
@@ -154,7 +154,7 @@ class SampleOrder:
         self._checked: set[tuple[int, int]] = set()
 
     def keep_apart(self, outputs: Tensor, sites: Sequence[Readable]) -> bool:
-        """Whether each sample's gradients arrive at every site where that sample is read."""
+        """Return whether each sample's gradients arrive at every site where that sample is read."""
         if not sites:
             return True
         route = route_of(outputs)
@@ -240,7 +240,7 @@ def samples_stay_apart(outputs: Tensor, sites: Sequence[Readable]) -> bool:
 
 
 def _scaled_by(factors: Tensor, plain: Tensor, scaled: Tensor) -> bool:
-    """Whether ``scaled`` is ``plain``, both ``[N, ...]``, times the samples' factors, up to rounding."""
+    """Return whether ``scaled`` is ``plain``, both ``[N, ...]``, times the samples' factors, up to rounding."""
     info = torch.finfo(plain.dtype)
     expected = plain * factors.to(plain.dtype).unsqueeze(1)
     size = expected.abs().nan_to_num(0.0, 0.0, 0.0)
@@ -251,7 +251,7 @@ def _scaled_by(factors: Tensor, plain: Tensor, scaled: Tensor) -> bool:
 
 
 def _takes_part(node: Node, samples: int) -> bool:
-    """Whether a node may take some of the samples out of the whole, or turn them round."""
+    """Return whether a node may take some of the samples out of the whole, or turn them round."""
     if not type(node).__name__.lstrip("_").startswith(_PARTS):
         return False
     sizes, dim = getattr(node, "_saved_self_sym_sizes", None), getattr(node, "_saved_dim", None)

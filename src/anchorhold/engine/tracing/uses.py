@@ -80,7 +80,7 @@ class Writes:
         return changed[0] if changed else None
 
     def check(self) -> None:
-        """Raise if the forward pass changed a parameter, which then is as it was wherever that can be done."""
+        """Raise ModelError if the forward pass changed a parameter, once it is put back where that can be done."""
         first = self.undo()
         if first is not None:
             raise ModelError(
@@ -91,7 +91,7 @@ class Writes:
             )
         versions = zip(self.parameters, self.versions, self._versions(), strict=True)
         for name in [name for name, before, after in versions if before != after]:
-            if name not in self.kept and id(self.parameters[name]) not in self._stood_in_for:
+            if name not in self.kept and id(self.parameters[name]) not in self._parametrised:
                 raise ModelError(
                     f"The model's forward pass wrote to its parameter {name!r} in a way that cannot be undone, so its "
                     "weights may be other ones now: load them again. Write to parameters after the optimiser's step "
@@ -99,11 +99,11 @@ class Writes:
                 )
 
     @cached_property
-    def _stood_in_for(self) -> set[int]:
-        """The parameters that PEFT's adapters of parameters put something in the place of while a layer is called.
+    def _parametrised(self) -> set[int]:
+        """The ids of parameters that PEFT's adapters of parameters replace while a layer is called.
 
-        They are parametrised for as long as that takes, for which torch sets each to itself: another version of the
-        same numbers, by a call that nobody sees.
+        They are parametrised for that time, for which torch sets each to itself: another version of the same numbers,
+        by a call that the recorder does not see.
         """
         adapted: list[Any] = [module for module in self.model.modules() if hasattr(module, "parameter_name")]
         return {id(module.get_param()) for module in adapted if hasattr(module, "get_param")}
@@ -167,7 +167,7 @@ class Use:
 
     @property
     def signature(self) -> tuple[type, tuple[Part, ...]]:
-        """What must be the same from batch to batch for a plan to hold."""
+        """The rule and the parameters, which have to be the same from batch to batch for a plan to hold."""
         return type(self.rule), tuple(self.parts.values())
 
     @property
@@ -296,7 +296,11 @@ _OPENED = {F.multi_head_attention_forward: _opened(F.multi_head_attention_forwar
 def record(
     model: nn.Module, parameters: Mapping[str, nn.Parameter], forward: Forward, inputs: Any
 ) -> tuple[list[Use], Tensor]:
-    """Run the model and return its uses of ``parameters`` and its outputs."""
+    """Run the model and return its uses of ``parameters`` and its outputs.
+
+    Raise ModelError if it writes to its parameters or returns complex numbers, BatchError if it returns no tensor, and
+    NotFiniteError if an output is not finite.
+    """
     writes = Writes(model)
     try:
         with Recorder(parameters, writes) as recorder:
@@ -326,7 +330,7 @@ def record(
 
 
 def _check_renormed(parameters: Mapping[str, nn.Parameter], uses: list[Use], outputs: Tensor) -> None:
-    """Raise where an embedding shortened rows of a table (``max_norm``) that the model has another use for, too.
+    """Raise ModelError if an embedding shortens rows of a table (``max_norm``) that the model uses elsewhere too.
 
     What that other use sees depends on which rows were looked up before, by this sample or by others.
     """
