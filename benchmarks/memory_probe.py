@@ -4,7 +4,7 @@ import re
 import sys
 from pathlib import Path
 
-from anchorhold.engine.engine import sample_importance
+from anchorhold.engine.accumulator import sample_importance
 from anchorhold.engine.phi import SQUARE
 from anchorhold.engine.scores import LogLikelihood
 from benchmarks import networks

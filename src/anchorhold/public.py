@@ -1,7 +1,7 @@
 """All that users ask ``anchorhold`` itself for; the package loads it with the first name that is asked for."""
 
 from anchorhold.adapters import Adapter, register_adapter
-from anchorhold.engine.engine import SampleAccumulator, SampleImportance, sample_importance
+from anchorhold.engine.accumulator import SampleAccumulator, SampleImportance, sample_importance
 from anchorhold.engine.phi import ABSOLUTE, SQUARE
 from anchorhold.engine.scores import CustomScore, LogLikelihood, OutputNorm, Score
 from anchorhold.errors import (

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from anchorhold.engine.engine import SampleImportance, sample_importance
+from anchorhold.engine.accumulator import SampleImportance, sample_importance
 from anchorhold.engine.phi import ABSOLUTE, SQUARE, Phi
 from anchorhold.engine.scores import CustomScore, LogLikelihood, OutputNorm, Score
 from tests import oracles

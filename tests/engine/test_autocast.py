@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from anchorhold.engine.engine import sample_importance
-from anchorhold.engine.isolation.autocast import autocast_off
+from anchorhold.engine.accumulator import sample_importance
+from anchorhold.engine.isolation import autocast_off
 from anchorhold.engine.phi import SQUARE
 from anchorhold.engine.scores import LogLikelihood
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from anchorhold.engine.batches import BatchReader, call_model, read_batch
-from anchorhold.engine.engine import sample_importance
+from anchorhold.engine.accumulator import sample_importance
+from anchorhold.engine.batches import call_model, read_batch
+from anchorhold.engine.conventions import BatchReader
 from anchorhold.engine.phi import SQUARE
 from anchorhold.engine.scores import LogLikelihood
 from anchorhold.errors import BatchError

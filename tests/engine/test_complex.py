@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import anchorhold
-from anchorhold.engine.engine import sample_importance
+from anchorhold.engine.accumulator import sample_importance
 from anchorhold.engine.phi import SQUARE
 from anchorhold.engine.scores import LogLikelihood
-from anchorhold.engine.tracing.sample_layout import same_values
+from anchorhold.engine.tracing.samples import same_values
 from anchorhold.errors import AnchorholdWarning, ModelError, ProtectError
 from tests.engine.agreement import MEASURES, assert_agrees
 

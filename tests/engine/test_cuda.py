@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from anchorhold.engine.isolation.autocast import autocast_off
+from anchorhold.engine.isolation import autocast_off
 from tests.engine.test_autocast import Checkpointed, Inside, Plain, fisher
 from tests.engine.test_sample_order import ORDERS, SeenBatches, UsedTwice
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from anchorhold.engine.engine import SampleAccumulator, sample_importance
+from anchorhold.engine.accumulator import SampleAccumulator, sample_importance
 from anchorhold.engine.phi import ABSOLUTE, SQUARE
 from anchorhold.engine.rules import base
 from anchorhold.engine.scores import LogLikelihood, OutputNorm

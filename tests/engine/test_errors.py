@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import anchorhold
-from anchorhold.engine.engine import sample_importance
+from anchorhold.engine.accumulator import sample_importance
 from anchorhold.engine.phi import ABSOLUTE, SQUARE
 from anchorhold.engine.scores import LogLikelihood, OutputNorm
 from anchorhold.errors import AnchorholdError, AnchorholdWarning, BatchError, ModelError, NotFiniteError

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from anchorhold.engine.engine import sample_importance
+from anchorhold.engine.accumulator import sample_importance
 from anchorhold.engine.phi import SQUARE
 from anchorhold.engine.scores import LogLikelihood
 from tests import oracles

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from anchorhold.engine import engine
-from anchorhold.engine.engine import SampleAccumulator, sample_importance
+from anchorhold.engine import accumulator
+from anchorhold.engine.accumulator import SampleAccumulator, sample_importance
 from anchorhold.engine.phi import ABSOLUTE, SQUARE
 from anchorhold.engine.scores import LogLikelihood, OutputNorm
 from tests.engine import networks
@@ -125,18 +125,20 @@ def test_budget_below_a_single_sample_still_works():
 
 def test_samples_of_a_large_model_take_more_where_memory_is_free():
     small, large = 10 * 2**20, 2 * 2**30
-    assert engine.widened(2**30, small, free=100 * 2**30) == 2**30  # enough for many: chunks are as they always were
-    assert engine.widened(2**30, large, free=1000 * 2**30) == engine.LARGE_SAMPLES * large
-    assert engine.widened(2**30, large, free=80 * 2**30) == 20 * 2**30
-    assert engine.widened(2**30, large, free=0) == 2**30
+    assert (
+        accumulator.enlarged_budget(2**30, small, free=100 * 2**30) == 2**30
+    )  # enough for many: chunks are as they always were
+    assert accumulator.enlarged_budget(2**30, large, free=1000 * 2**30) == accumulator.LARGE_SAMPLES * large
+    assert accumulator.enlarged_budget(2**30, large, free=80 * 2**30) == 20 * 2**30
+    assert accumulator.enlarged_budget(2**30, large, free=0) == 2**30
 
 
 def test_such_samples_are_taken_together(monkeypatch):
     model, sizes = nn.Sequential(nn.Linear(4, 3)).double(), []
     x = torch.randn(20, 4, dtype=torch.float64)
-    monkeypatch.setattr(engine, "CPU_BUDGET", 1)  # as little as a large model leaves room for
+    monkeypatch.setattr(accumulator, "CPU_BUDGET", 1)  # as little as a large model leaves room for
     alone = sample_importance(model, [x], LogLikelihood(), SQUARE)
-    monkeypatch.setattr(engine, "free_bytes", lambda device: 2**30)
+    monkeypatch.setattr(accumulator, "free_bytes", lambda device: 2**30)
     model.register_forward_hook(lambda layer, inputs, outputs: sizes.append(len(outputs)))
     together = sample_importance(model, [x], LogLikelihood(), SQUARE)
     assert max(sizes) == 10  # two chunks of at most sixteen, alike in size
@@ -146,26 +148,26 @@ def test_such_samples_are_taken_together(monkeypatch):
 
 def test_a_budget_that_was_given_stays(monkeypatch):
     model = nn.Sequential(nn.Linear(4, 3))
-    monkeypatch.setattr(engine, "free_bytes", lambda device: 2**30)
-    accumulator = SampleAccumulator(model, LogLikelihood(), SQUARE, budget=1)
-    accumulator.update(torch.randn(20, 4))
-    assert accumulator.budget == 1
+    monkeypatch.setattr(accumulator, "free_bytes", lambda device: 2**30)
+    collector = SampleAccumulator(model, LogLikelihood(), SQUARE, budget=1)
+    collector.update(torch.randn(20, 4))
+    assert collector.budget == 1
 
 
 def test_room_that_long_samples_were_given_is_not_that_of_short_ones(monkeypatch):
     """Sixteen long ones may take more than a chunk's bytes, and what comes after them not for that reason."""
-    monkeypatch.setattr(engine, "free_bytes", lambda device: 2**40)
-    monkeypatch.setattr(engine, "CPU_BUDGET", 2**20)
+    monkeypatch.setattr(accumulator, "free_bytes", lambda device: 2**40)
+    monkeypatch.setattr(accumulator, "CPU_BUDGET", 2**20)
     model = nn.Sequential(nn.Conv1d(1, 8, 3, padding=1), nn.Tanh(), nn.AdaptiveAvgPool1d(1), nn.Flatten())
 
     def chunks(*lengths):
-        accumulator, found = engine.SampleAccumulator(model, LogLikelihood(), SQUARE), []
-        add = accumulator._add_chunk
-        monkeypatch.setattr(accumulator, "_add_chunk", lambda batch: (found.append(batch.size), add(batch)))
+        collector, found = SampleAccumulator(model, LogLikelihood(), SQUARE), []
+        add = collector._add_chunk
+        monkeypatch.setattr(collector, "_add_chunk", lambda batch: (found.append(batch.size), add(batch)))
         for length in lengths:
-            accumulator.update(torch.randn(96, 1, length))
+            collector.update(torch.randn(96, 1, length))
         return found
 
     long, short = chunks(2000), chunks(50)
-    assert max(long) == engine.LARGE_SAMPLES < max(short) < 96
+    assert max(long) == accumulator.LARGE_SAMPLES < max(short) < 96
     assert chunks(2000, 50, 2000) == [*long, *short, *long]

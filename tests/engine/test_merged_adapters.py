@@ -5,7 +5,7 @@ import torch
 from peft import IA3Config, LoraConfig, get_peft_model
 from torch import nn
 
-from anchorhold.engine.engine import sample_importance
+from anchorhold.engine.accumulator import sample_importance
 from anchorhold.engine.phi import SQUARE
 from anchorhold.engine.scores import LogLikelihood
 from anchorhold.errors import ModelError

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from anchorhold.engine.engine import sample_importance
+from anchorhold.engine.accumulator import sample_importance
 from anchorhold.engine.phi import ABSOLUTE, SQUARE
 from anchorhold.engine.scores import LogLikelihood, OutputNorm
 

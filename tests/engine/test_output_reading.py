@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import anchorhold
-from anchorhold.engine.engine import SampleAccumulator, sample_importance
+from anchorhold.engine.accumulator import SampleAccumulator, sample_importance
+from anchorhold.engine.conventions import problem_type
 from anchorhold.engine.phi import ABSOLUTE, SQUARE
 from anchorhold.engine.scores import LogLikelihood, OutputNorm
-from anchorhold.engine.scores.problem_type import problem_type
 from anchorhold.errors import AnchorholdWarning, BatchError, ConfigurationError
 
 ZEROS_AND_ONES = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 1.0]])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from anchorhold.engine.tracing.parameter_views import Part, disjoint, is_parameter, part_of
+from anchorhold.engine.rules.base import Part, disjoint, is_parameter, part_of
 
 P = nn.Parameter(torch.arange(24.0).view(4, 6))
 NAMES = {id(P): "p"}

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from anchorhold.engine.engine import sample_importance
+from anchorhold.engine.accumulator import sample_importance
 from anchorhold.engine.scores import LogLikelihood
-from anchorhold.engine.scores import precise_outputs as module
-from anchorhold.engine.scores.precise_outputs import precise_outputs
+from anchorhold.engine.scores import outputs as module
+from anchorhold.engine.scores.outputs import precise_outputs
 from tests import oracles
 from tests.engine.agreement import MEASURES, assert_agrees
 
@@ -95,7 +95,8 @@ def test_a_model_that_takes_no_float64_keeps_the_digits_it_has(error):
 def test_a_large_model_keeps_the_digits_it_has(monkeypatch):
     """A copy of its weights in float64 would take more memory than the measuring itself."""
     model, inputs, _ = _trained("mlp", torch.float32, 1e-8)
-    outputs = model(inputs)
-    assert precise_outputs(model, lambda net, x: net(x), inputs, outputs, LogLikelihood()).dtype == torch.float64
+    outputs = model(inputs).detach()
+    logits = LogLikelihood().logits
+    assert precise_outputs(model, lambda net, x: net(x), inputs, outputs, logits(outputs)).dtype == torch.float64
     monkeypatch.setattr(module, "MOST_WEIGHTS", sum(p.numel() for p in model.parameters()) - 1)
-    assert precise_outputs(model, lambda net, x: net(x), inputs, outputs, LogLikelihood()).dtype == torch.float32
+    assert precise_outputs(model, lambda net, x: net(x), inputs, outputs, logits(outputs)).dtype == torch.float32

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from anchorhold.engine.engine import sample_importance
-from anchorhold.engine.isolation.renormed_rows import renormed_rows_put_back
+from anchorhold.engine.accumulator import sample_importance
+from anchorhold.engine.isolation import renormed_rows_put_back
 from anchorhold.engine.phi import SQUARE
 from anchorhold.engine.scores import LogLikelihood
 from anchorhold.errors import ModelError

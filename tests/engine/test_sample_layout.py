@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchorhold.engine.tracing.sample_layout import SampleLayout, layout_of, layout_of_shapes, same_values
+from anchorhold.engine.tracing.samples import SampleLayout, layout_of, layout_of_shapes, same_values
 
 BATCH = torch.randn(5, 3, 4)
 

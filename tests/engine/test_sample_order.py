@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from anchorhold.engine.engine import sample_importance
+from anchorhold.engine.accumulator import sample_importance
 from anchorhold.engine.phi import SQUARE
 from anchorhold.engine.scores import LogLikelihood
-from anchorhold.engine.tracing.sample_order import route_of
+from anchorhold.engine.tracing.samples import route_of
 from tests import oracles
 from tests.engine.agreement import MEASURES, assert_agrees
 

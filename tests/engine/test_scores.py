@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from anchorhold.engine.engine import sample_importance
+from anchorhold.engine.accumulator import sample_importance
 from anchorhold.engine.phi import ABSOLUTE, SQUARE
 from anchorhold.engine.scores import CustomScore, LogLikelihood, OutputNorm
 from anchorhold.errors import BatchError, ConfigurationError

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchorhold.engine.scores.softmax import Softmax
+from anchorhold.engine.scores.outputs import Softmax
 from tests import oracles
 
 mpmath.mp.dps = 400

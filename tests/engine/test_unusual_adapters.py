@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig, ShiraConfig, get_peft_model
 from torch import nn
 
-from anchorhold.engine.engine import sample_importance
+from anchorhold.engine.accumulator import sample_importance
 from tests import oracles
 from tests.engine.agreement import MEASURES
 

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from anchorhold.engine.engine import sample_importance
-from anchorhold.engine.isolation.written_parameters import Writes
+from anchorhold.engine.accumulator import sample_importance
 from anchorhold.engine.phi import SQUARE
 from anchorhold.engine.scores import LogLikelihood
+from anchorhold.engine.tracing.uses import Writes
 from anchorhold.errors import ModelError
 from tests.engine.agreement import MEASURES, assert_agrees
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import anchorhold
-from anchorhold.engine.engine import SampleAccumulator
-from anchorhold.engine.reductions.layer_matrix import LayerReduction
+from anchorhold.engine.accumulator import SampleAccumulator
+from anchorhold.engine.reductions.layers import LayerReduction
 from anchorhold.errors import BatchError, ConfigurationError
 from anchorhold.forms import Kronecker, Rotated, RotatedMatrix
 from anchorhold.guard.measurement import Finding

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 import anchorhold
-from anchorhold.integrations.huggingface_batches import has_encoder, text_writer
+from anchorhold.engine.conventions.huggingface import has_encoder, text_writer
 from tests import oracles
 from tests.integrations import tiny
 

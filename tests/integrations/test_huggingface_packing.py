@@ -10,8 +10,8 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 import anchorhold
 from anchorhold.engine.batches import read_batch
+from anchorhold.engine.conventions.rows import documents_apart
 from anchorhold.integrations.huggingface import AnchorholdCallback
-from anchorhold.integrations.huggingface_packing import documents_apart
 from tests import oracles
 from tests.integrations import tiny
 from tests.integrations.test_huggingface_losses import assert_agrees, double, logits, one_by_one

@@ -1,16 +1,16 @@
-"""Reading the batches that users give: inputs, targets, how many samples, and any part of them."""
+"""Read the batches that users give, and call a model with them."""
 
-import importlib
 import inspect
 import itertools
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import Dataset
 
 from anchorhold.errors import BatchError
@@ -74,59 +74,6 @@ class Batch:
         return replace(self, inputs=tree_unflatten(chosen, structure), targets=targets, size=size)
 
 
-Completion = Callable[[Batch], Batch]
-"""Turns a batch as a family of models gets it into one as it is measured."""
-
-Convention = Callable[[nn.Module], Completion | None]
-"""Returns how the batches of a model are completed, or ``None`` for a model of another family."""
-
-_conventions: list[Convention] = []
-
-_FAMILIES = ("anchorhold.integrations.huggingface_batches",)
-"""Modules that register conventions, by name since they lie above this one, and loaded before the first is needed."""
-
-
-def register_convention(convention: Convention) -> Convention:
-    """Let batches of a family of models be read as that family has them, such as with labels that lie elsewhere."""
-    _conventions.append(convention)
-    return convention
-
-
-def _known_conventions() -> list[Convention]:
-    for family in _FAMILIES:
-        importlib.import_module(family)
-    return _conventions
-
-
-class BatchReader:
-    """Reads one batch after another, and remembers which inputs were seen to belong to no sample.
-
-    A mask of ``[T, T]`` looks like T samples in a batch of T; it does not in a batch of another size. Batches of models
-    that have a convention of their own are completed as it says.
-    """
-
-    def __init__(self, device: torch.device, model: nn.Module | None = None) -> None:
-        self.device = device
-        asked = () if model is None else (convention(model) for convention in _known_conventions())
-        self._completions = [completion for completion in asked if completion is not None]
-        self._structure: TreeSpec | None = None
-        self._shared: frozenset[int] = frozenset()
-
-    def read(self, batch: Any) -> Batch:
-        """Return a batch with all that is known of its inputs; one that another reader has read is complete."""
-        read = batch if isinstance(batch, Batch) else self._completed(read_batch(batch, self.device))
-        structure = tree_flatten(read.inputs)[1]
-        if structure != self._structure:
-            self._structure, self._shared = structure, frozenset()
-        self._shared |= read.shared
-        return replace(read, shared=self._shared)
-
-    def _completed(self, read: Batch) -> Batch:
-        for complete in self._completions:
-            read = complete(read)
-        return read
-
-
 def read_batch(batch: Any, device: torch.device) -> Batch:
     """Return a batch given as inputs, ``(inputs,)``, ``(inputs, targets)`` or a mapping with ``"labels"``."""
     inputs, targets = _parts(batch)
@@ -141,7 +88,14 @@ def read_batch(batch: Any, device: torch.device) -> Batch:
         raise BatchError("A batch of 0 samples; expected at least one. Leave empty batches out.")
     if targets is not None and len(targets) != size:
         raise BatchError(f"{size} inputs but {len(targets)} targets; expected one target a sample.")
-    moved = tree_map(lambda leaf: _usable(leaf, device) if isinstance(leaf, Tensor) else leaf, inputs)
+
+    def usable(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        moved = leaf.to(device)
+        return moved.clone() if moved.is_inference() else moved  # autograd cannot work with one of inference mode
+
+    moved = tree_map(usable, inputs)
     shared = frozenset(place for place, length in enumerate(lengths) if length != size)
     return Batch(moved, None if targets is None else targets.to(device), size, shared, isinstance(batch, Mapping))
 
@@ -169,7 +123,7 @@ def check_batches(batches: object) -> Iterable[Any]:
 
 
 def _is_one(given: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether this is a single batch such as (inputs, targets).
+    """Return whether this is a single batch such as (inputs, targets).
 
     A tuple that holds a tensor is, unless all of it is one tensor cut into pieces, as by ``split`` and ``chunk``. So is
     a list of tensors of different kinds with as many samples each, as a DataLoader yields it.
@@ -184,7 +138,7 @@ def _is_one(given: list[Any] | tuple[Any, ...]) -> bool:
 
 
 def _follows(first: Any, second: Any) -> bool:
-    """Whether the second of two tensors begins in memory where the first one ends."""
+    """Return whether the second of two tensors begins in memory where the first one ends."""
     if not all(isinstance(part, Tensor) and part.ndim > 0 and part.layout is torch.strided for part in (first, second)):
         return False
     same = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr() and first.dtype == second.dtype
@@ -195,12 +149,6 @@ def describe_inputs(inputs: Any) -> str:
     """Return the shapes of a batch's inputs, for a message."""
     shapes = tree_map(lambda leaf: tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__, inputs)
     return textwrap.shorten(str(shapes), 200, placeholder=" …")
-
-
-def _usable(leaf: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on the device that autograd can work with, which one made in inference mode is not."""
-    moved = leaf.to(device)
-    return moved.clone() if moved.is_inference() else moved
 
 
 def call_model(model: nn.Module, inputs: Any) -> Tensor:
@@ -257,14 +205,14 @@ def _advised_call(taken: inspect.Signature, in_order: list[Any], by_name: Mappin
 
 
 def _are_rows(batch: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether these are samples that nobody has collated: mappings, several of them or without a tensor."""
+    """Return whether these are samples that nobody has collated: mappings, several of them or without a tensor."""
     if not batch or not all(isinstance(part, Mapping) for part in batch):
         return False
     return len(batch) > 1 or not any(isinstance(leaf, Tensor) for leaf in tree_flatten(batch[0])[0])
 
 
 def _parts(batch: Any) -> tuple[Any, Tensor | None]:
-    """Split a batch into inputs and targets."""
+    """Return a batch's inputs and its targets."""
     inputs, targets = batch, None
     if isinstance(batch, Mapping):
         inputs = {key: value for key, value in batch.items() if key != "labels"}
@@ -288,3 +236,64 @@ def _parts(batch: Any) -> tuple[Any, Tensor | None]:
             "makes one of an array or a list, of the inputs too."
         )
     return inputs, targets
+
+
+class KeptInputs:
+    """Calls a model with copies of its inputs, unless its first call has left them alone.
+
+    Some models write to their inputs, such as those that scale images in place. A batch is the user's, and it is gone
+    through several times: the second pass has to see what the first one saw.
+    """
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        self._writes: bool | None = None
+
+    def __call__(self, model: nn.Module, inputs: Any) -> Tensor:
+        """Call the model."""
+        if self._writes is False:
+            return self._forward(model, inputs)
+        copies = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
+        outputs = self._forward(model, copies)
+        if self._writes is None:
+            tensors = [leaf for leaf in tree_leaves(copies) if isinstance(leaf, Tensor) and not leaf.is_inference()]
+            self._writes = any(leaf._version for leaf in tensors)
+        return outputs
+
+
+class Replaceable(nn.Module):
+    """A model together with how it is called, so that a call may put other tensors in the place of its own."""
+
+    def __init__(self, model: nn.Module, forward: Forward) -> None:
+        super().__init__()
+        self.model = model
+        self.call = forward
+
+    def forward(self, inputs: Any) -> Tensor:
+        """Call the model."""
+        return self.call(self.model, inputs)
+
+    def slots(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every place that holds a parameter or buffer, once, with what it holds.
+
+        A tied parameter has a place in each of its modules; a module that is used twice has its places only once.
+        """
+        for prefix, module in self.named_modules():
+            yield from module.named_parameters(prefix, recurse=False, remove_duplicate=False)
+            yield from module.named_buffers(prefix, recurse=False, remove_duplicate=False)
+
+    def call_with(self, tensors: Mapping[str, Tensor], inputs: Any) -> Tensor:
+        """Call the model with other tensors in some of its slots."""
+        # Every slot is named, so nothing is left for torch to tie: where a module is used twice, that would swap its
+        # parameters twice and leave the wrong ones behind.
+        try:
+            outputs: Tensor = functional_call(self, dict(tensors), (inputs,), tie_weights=False)
+        finally:
+            self._renew_flat_weights()
+        return outputs
+
+    def _renew_flat_weights(self) -> None:
+        """Let recurrent layers list their own weights again, as they do by themselves when they are next called."""
+        for module in self.modules():
+            if isinstance(module, nn.RNNBase):
+                module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]  # noqa: SLF001

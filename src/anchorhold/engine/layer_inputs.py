@@ -11,17 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anchorhold.engine.batches import Batch, BatchReader, Forward, call_model
-from anchorhold.engine.isolation.isolated import isolated
-from anchorhold.engine.isolation.kept_inputs import KeptInputs
-from anchorhold.engine.merged_adapters import refuse_merged
+from anchorhold.engine.batches import Batch, Forward, KeptInputs, call_model
+from anchorhold.engine.conventions import BatchReader
+from anchorhold.engine.isolation import isolated
 from anchorhold.engine.phi import SQUARE
 from anchorhold.engine.reductions import Block, FactorReduction, Side, Sides, factors_of
-from anchorhold.engine.rules.base import LookedUp, Products, Rule, tile_bytes
+from anchorhold.engine.refusals import refuse_merged
+from anchorhold.engine.rules.base import LookedUp, Part, Products, Rule, tile_bytes
 from anchorhold.engine.rules.convolution import Convolution
-from anchorhold.engine.tracing.parameter_uses import Use, read_graph
-from anchorhold.engine.tracing.parameter_views import Part
-from anchorhold.engine.tracing.reading_plan import record
+from anchorhold.engine.tracing.uses import Use, read_graph, record
 from anchorhold.tensors.storage import widest_dtype
 
 CHUNK = 256
@@ -78,7 +76,7 @@ class LayerInputs:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """All that was added up, by names from which :func:`inputs_of` and :func:`left_out` read it.
+        """The sums so far, by names from which :func:`inputs_of` and :func:`left_out` read them.
 
         Sums of several processes may be added, and what is absent from one of them is 0.
         """

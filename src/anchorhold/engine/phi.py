@@ -6,37 +6,44 @@ fast and exact: the importance of a linear layer's weights is one matrix product
 :math:`w\,\varphi(u) = \varphi(\varphi^{-1}(w)\,u)`.
 """
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 
-class Phi(Protocol):
-    """A multiplicative function of a gradient's element."""
+@dataclass(frozen=True)
+class Phi(ABC):
+    """A multiplicative function of a gradient's element; two of one kind are equal."""
 
-    name: str
+    name: ClassVar[str]
 
+    @abstractmethod
     def __call__(self, u: Tensor) -> Tensor:
-        """Return φ(u)."""
-        ...
+        """Return φ(u), a tensor of its own."""
 
+    @abstractmethod
     def inverse(self, w: Tensor) -> Tensor:
         """Return the u ≥ 0 with φ(u) = w, for w ≥ 0."""
-        ...
 
     def sum(self, u: Tensor, dim: tuple[int, ...]) -> Tensor:
         """Return φ(u) summed over the dimensions ``dim``."""
-        ...
+        return self(u).sum(dim)
 
     def add_(self, total: Tensor, u: Tensor) -> None:
         """Add φ(u) to ``total`` in place."""
-        ...
+        total.add_(self(u))
+
+    def __repr__(self) -> str:
+        return self.name
 
 
-class Square:
+@dataclass(frozen=True, repr=False)
+class Square(Phi):
     r"""``φ(u) = u²``, of the Fisher information."""
 
-    name = "square"
+    name: ClassVar[str] = "square"
 
     def __call__(self, u: Tensor) -> Tensor:
         """Return u²."""
@@ -46,22 +53,16 @@ class Square:
         """Return √w."""
         return w.sqrt()
 
-    def sum(self, u: Tensor, dim: tuple[int, ...]) -> Tensor:
-        """Return the sum of u² over ``dim``."""
-        return u.square().sum(dim)
-
     def add_(self, total: Tensor, u: Tensor) -> None:
-        """Add u² to ``total``."""
+        """Add u² to ``total``, without a tensor for it."""
         total.addcmul_(u, u)
 
-    def __repr__(self) -> str:
-        return "square"
 
-
-class Absolute:
+@dataclass(frozen=True, repr=False)
+class Absolute(Phi):
     r"""``φ(u) = |u|``, of AF and MAS."""
 
-    name = "absolute"
+    name: ClassVar[str] = "absolute"
 
     def __call__(self, u: Tensor) -> Tensor:
         """Return abs(u)."""
@@ -71,22 +72,12 @@ class Absolute:
         """Return w."""
         return w
 
-    def sum(self, u: Tensor, dim: tuple[int, ...]) -> Tensor:
-        """Return the sum of abs(u) over ``dim``."""
-        return u.abs().sum(dim)
 
-    def add_(self, total: Tensor, u: Tensor) -> None:
-        """Add abs(u) to ``total``."""
-        total.add_(u.abs())
-
-    def __repr__(self) -> str:
-        return "absolute"
-
-
-class Identity:
+@dataclass(frozen=True, repr=False)
+class Identity(Phi):
     r"""``φ(u) = u``, of a plain mean."""
 
-    name = "identity"
+    name: ClassVar[str] = "identity"
 
     def __call__(self, u: Tensor) -> Tensor:
         """Return a copy of u, which may be added to."""
@@ -97,15 +88,12 @@ class Identity:
         return w
 
     def sum(self, u: Tensor, dim: tuple[int, ...]) -> Tensor:
-        """Return the sum of u over ``dim``."""
+        """Return the sum of u over ``dim``, without a copy."""
         return u.sum(dim)
 
     def add_(self, total: Tensor, u: Tensor) -> None:
-        """Add u to ``total``."""
+        """Add u to ``total``, without a copy."""
         total.add_(u)
-
-    def __repr__(self) -> str:
-        return "identity"
 
 
 SQUARE = Square()

@@ -343,4 +343,4 @@ def is_mean_of_squares(measure: Measure) -> bool:
     """Return whether a measure is a mean of squared gradients and nothing else: the diagonal of the mean of ggᵀ."""
     if not isinstance(measure, SampleMeasure) or type(measure).transform is not SampleMeasure.transform:
         return False
-    return not finishes_by_itself(measure) and measure.phi is SQUARE
+    return not finishes_by_itself(measure) and measure.phi == SQUARE

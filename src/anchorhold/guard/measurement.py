@@ -9,9 +9,10 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor
 
+from anchorhold.engine.accumulator import SampleAccumulator, SampleImportance
 from anchorhold.engine.batches import Batch, Forward, check_batches
-from anchorhold.engine.engine import SampleAccumulator, SampleImportance
 from anchorhold.engine.scores import OutputReading
+from anchorhold.engine.tracing.plan import Plans
 from anchorhold.errors import AnchorholdWarning, BatchError, OrderError
 from anchorhold.forms import Block, Matrix
 from anchorhold.guard.chunks import put_to_rest, turns_of
@@ -222,6 +223,8 @@ class TaskMeasurement:
     forward: Forward | None
     gradient: TaskGradient | None = None
     """The gradient of the task's own loss, which is measured beside, where the hold has a linear term of it."""
+    plans: Plans = field(default_factory=Plans)
+    """The plans by which the model is read, for all passes: its weights stay as they are until all is measured."""
 
     def in_turns(self, turns: Sequence[Sequence[Block]]) -> dict[str, Finding]:
         """Measure the layers of each turn in passes of their own, and all that has no layers in those of the first."""
@@ -351,6 +354,7 @@ class TaskMeasurement:
                     self.forward,
                     task=draws,
                     reduction=parts or partial(form.reduction, measure, blocks, known=(known or {}).get(name, {})),
+                    plans=self.plans,
                 )
             found[name] = made[mean]
         return found

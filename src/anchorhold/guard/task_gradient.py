@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from anchorhold.engine.accumulator import SampleAccumulator
 from anchorhold.engine.batches import Forward
-from anchorhold.engine.engine import SampleAccumulator
 from anchorhold.engine.phi import IDENTITY
 from anchorhold.engine.scores import LogLikelihood
 from anchorhold.engine.scores.base import PositionScore

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from anchorhold.engine.batches import Batch, BatchReader, Forward, call_model, check_batches
-from anchorhold.engine.isolation.isolated import isolated
+from anchorhold.engine.batches import Batch, Forward, call_model, check_batches
+from anchorhold.engine.conventions import BatchReader
+from anchorhold.engine.isolation import isolated
 from anchorhold.engine.scores import IGNORED
 from anchorhold.errors import BatchError, ConfigurationError, NotFiniteError, warn
 from anchorhold.merging.between import DAMPING, Merging, Normalise

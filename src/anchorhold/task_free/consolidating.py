@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anchorhold.engine.batches import BatchReader, Forward, call_model
+from anchorhold.engine.batches import Forward, call_model
+from anchorhold.engine.conventions import BatchReader
 from anchorhold.errors import ConfigurationError, StateError, shortened
 from anchorhold.guard import Guard, TaskImportance
 from anchorhold.holds.of_batches.old_model import evaluated

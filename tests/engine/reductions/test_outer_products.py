@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from anchorhold.engine.reductions.outer_products import PANEL, add_outer_, as_rows, mirror_
+from anchorhold.engine.reductions.factors import PANEL, add_outer_, as_rows, mirror_
 
 SIZES = [1, 3, PANEL, PANEL + 1, 2 * PANEL + 7]
 

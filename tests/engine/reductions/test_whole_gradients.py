@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from anchorhold.engine.engine import SampleAccumulator
+from anchorhold.engine.accumulator import SampleAccumulator
 from anchorhold.engine.reductions import Arrival, Block, OuterReduction, ProductReduction, as_vector, in_shapes
 from tests import oracles
 from tests.engine import networks
@@ -120,6 +120,6 @@ def test_it_takes_no_use_by_itself():
     model = nn.Linear(2, 2)
     reduction = OuterReduction(MEASURES["Fisher"].phi, [block_of(model)], dict(model.named_parameters()))
     arrival = Arrival(None, {}, torch.zeros(1, 2), torch.zeros(1, 1, 2))
-    assert not reduction.takes(arrival)
+    assert not reduction.supports(arrival)
     with pytest.raises(TypeError, match="single uses"):
         reduction.add(arrival)

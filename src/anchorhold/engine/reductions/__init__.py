@@ -1,9 +1,8 @@
 """What is added up over samples: the diagonal, also in other coordinates, layers' factors, and whole gradients."""
 
-from anchorhold.engine.reductions.base import Arrival, Reduction, at_least_single
-from anchorhold.engine.reductions.diagonal import DiagonalReduction
-from anchorhold.engine.reductions.factor_sums import COUNTS, FactorReduction, Side, Sides, factors_of, sums_shape
-from anchorhold.engine.reductions.layer_matrix import Block, joined, taken_apart
+from anchorhold.engine.reductions.base import Arrival, DiagonalReduction, Reduction, at_least_single
+from anchorhold.engine.reductions.factors import COUNTS, FactorReduction, Side, Sides, factors_of, sums_shape
+from anchorhold.engine.reductions.layers import Block, joined, taken_apart
 from anchorhold.engine.reductions.rotated import Basis, RotatedReduction, Sharing
 from anchorhold.engine.reductions.whole_gradients import OuterReduction, ProductReduction, as_vector, in_shapes
 

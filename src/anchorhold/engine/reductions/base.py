@@ -1,7 +1,8 @@
-r"""What the engine makes of what arrives at a use of a parameter: the use's input a, and δ, the gradient at its output.
+r"""What the engine adds up over samples, and the plainest of it: the diagonal.
 
-The engine brings both, samples told apart, and a reduction adds them up. The diagonal of an importance is the sum of
-:math:`\varphi(\delta a^T)` over samples; another form of the same importance wants other sums of the same two.
+At a use of a parameter the engine brings the use's input a and δ, the gradient at its output, samples told apart; a
+reduction adds them up. The diagonal of an importance is the sum of :math:`\varphi(\delta a^T)` over samples; another
+form of the same importance wants other sums of the same two.
 """
 
 from abc import ABC, abstractmethod
@@ -9,11 +10,10 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from anchorhold.engine.phi import Phi
-from anchorhold.engine.rules.base import Rule
-from anchorhold.engine.tracing.parameter_views import Part
+from anchorhold.engine.rules.base import Part, Rule
 
 
 class Arrival(NamedTuple):
@@ -45,12 +45,12 @@ class Reduction(ABC):
     """Whether :meth:`add_gradients` wants those of one sample in each call, where the engine makes them."""
 
     @property
-    def mates(self) -> Mapping[str, tuple[str, ...]]:
-        """The parameters, each with others, that are wanted together: in one use, or as gradients in one call."""
+    def coupled_parameters(self) -> Mapping[str, tuple[str, ...]]:
+        """The parameters that are added up together with others: in one use, or as gradients in one call."""
         return {}
 
-    def takes(self, arrival: Arrival) -> bool:
-        """Whether :meth:`add` can do with a use; the gradients of its parameters come to the other method if not."""
+    def supports(self, arrival: Arrival) -> bool:
+        """Return whether :meth:`add` can add up a use; if not, its parameters come to :meth:`add_gradients`."""
         return True
 
     @abstractmethod
@@ -74,3 +74,31 @@ def at_least_single(dtype: torch.dtype) -> torch.dtype:
     if dtype == torch.complex32:
         return torch.complex64
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+class DiagonalReduction(Reduction):
+    """Adds up φ of every element of the gradients, in the parameters' own shapes."""
+
+    # One after the other, so that importances keep the bits that they have always had.
+    one_sample_at_a_time: ClassVar[bool] = True
+
+    def __init__(self, phi: Phi, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.phi = phi
+        with torch.inference_mode(False):
+            self.sums = {
+                name: torch.zeros_like(p, dtype=at_least_single(p.dtype), requires_grad=False)
+                for name, p in parameters.items()
+            }
+
+    def add(self, arrival: Arrival) -> None:
+        """Let the rule add up φ, which for many layers needs no gradient of a single sample."""
+        for role, part in arrival.parts.items():
+            found = arrival.rule.importance(role, arrival.input, arrival.delta, self.phi)
+            part.within(self.sums[part.name]).add_(found)
+
+    def add_gradients(self, gradients: Mapping[str, Tensor], lead: int) -> None:
+        """Add φ of the gradients."""
+        for name, own in gradients.items():
+            total = self.sums[name]
+            found = own.to(total.dtype)
+            total.add_(self.phi.sum(found, tuple(range(lead))) if lead else self.phi(found))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from anchorhold.engine.phi import Phi
 from anchorhold.engine.reductions.base import at_least_single
-from anchorhold.engine.reductions.layer_matrix import Block, LayerReduction
+from anchorhold.engine.reductions.layers import Block, LayerReduction
 from anchorhold.engine.rules.base import LookedUp, Products, phi_of_products, tile_bytes
 from anchorhold.engine.rules.embedding import phi_of_looked_up
 from anchorhold.tensors.matrices import Precision, times_blocks
@@ -50,8 +50,8 @@ class RotatedReduction(LayerReduction):
                     block.size, dtype=at_least_single(weight.dtype), device=weight.device
                 )
 
-    def takes_products(self, block: Block, some: Products) -> bool:
-        """Whether inputs that are looked up stay as they are."""
+    def supports_products(self, block: Block, some: Products) -> bool:
+        """Return whether inputs that are looked up stay as they are."""
         return not (isinstance(some.a, LookedUp) and self.bases[block.name].inputs is not None)
 
     def add_products(self, block: Block, products: Products, *, first: bool) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from anchorhold.engine.phi import Phi
 from anchorhold.engine.reductions.base import Arrival, Reduction, at_least_single
-from anchorhold.engine.reductions.layer_matrix import Block
+from anchorhold.engine.reductions.layers import Block
 
 
 def as_vector(block: Block, given: Mapping[str, Tensor], lead: int = 0) -> Tensor:
@@ -49,12 +49,12 @@ class WholeGradientReduction(Reduction):
                 self.sums |= {f"{block.name}/{key}": total for key, total in self.zeros(block, nothing).items()}
 
     @property
-    def mates(self) -> Mapping[str, tuple[str, ...]]:
+    def coupled_parameters(self) -> Mapping[str, tuple[str, ...]]:
         """All parameters of a block."""
         return {name: block.parameters for name, block in self.blocks.items()}
 
-    def takes(self, arrival: Arrival) -> bool:
-        """Whether a use will do: none has the gradients of parameters that are used elsewhere."""
+    def supports(self, arrival: Arrival) -> bool:
+        """Return False: no use has the gradients of parameters that are used elsewhere."""
         return False
 
     def add(self, arrival: Arrival) -> None:

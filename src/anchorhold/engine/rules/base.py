@@ -1,18 +1,21 @@
-"""What every layer rule provides.
+"""What a layer rule provides, and the parts of parameters that it is for.
 
 A rule belongs to one call of one function, such as ``F.linear(x, weight, bias)``. It knows the call's input and turns
 the gradient δ at the call's output into the per-sample gradients of its parameters. Samples come first in everything
 it is given: the input as ``[N, ...]``, δ as ``[V, N, ...]`` for V rows of scores.
 """
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from anchorhold.engine.phi import Phi
+from anchorhold.errors import ConfigurationError
 
 TILE_BYTES = 2 * 2**20
 """Per-sample gradients are made in tiles of about this many bytes, so that they are summed while still in cache."""
@@ -74,20 +77,46 @@ class Rule(ABC):
         return None
 
     def products_numel(self, a: Tensor) -> int:
-        """How many numbers a sample's inputs are in :meth:`products`; 0 where it is none."""
+        """Return how many numbers a sample's inputs are in :meth:`products`; 0 where it is none."""
         return 0
 
     def reads(self, dim: int) -> bool:
-        """Whether the rule can be used where samples lie along dimension ``dim`` of its input."""
+        """Return whether the rule can be used where samples lie along dimension ``dim`` of its input."""
         return True
 
     def row_numel(self, role: str) -> int:
-        """How many numbers :meth:`importance` holds for each row of each sample, besides δ."""
+        """Return how many numbers :meth:`importance` holds for each row of each sample, besides δ."""
         return self.parameters[role].numel()
 
     def sample_numel(self) -> int:
-        """How many numbers :meth:`importance` holds for each sample, whatever the rows."""
+        """Return how many numbers :meth:`importance` holds for each sample, whatever the rows."""
         return 0
+
+
+Binding = TypeVar("Binding", bound=Callable[..., Rule | None])
+
+RULES: dict[Callable[..., Any], Callable[..., Rule | None]] = {}
+"""What binds the arguments of each function that has a rule: :func:`register_rule` enters it here."""
+
+
+def register_rule(*functions: Callable[..., Any]) -> Callable[[Binding], Binding]:
+    """Register how calls of some functions of torch's, such as ``F.linear``, are measured.
+
+    Decorates a :class:`Rule`, or a function that returns one. It is called with the arguments of each call that takes a
+    parameter, and may return ``None`` for a call that it does not cover: torch.func measures that one. A function that
+    has a rule already gets this one in its place.
+    """
+    if not functions or not all(map(callable, functions)):
+        raise ConfigurationError(
+            f"register_rule{functions!r}: expected the functions whose calls the rule covers, such as "
+            "@register_rule(F.linear). A layer has the rule of the function that its forward() calls."
+        )
+
+    def register(binding: Binding) -> Binding:
+        RULES.update(dict.fromkeys(functions, binding))
+        return binding
+
+    return register
 
 
 def phi_of_products(delta: Tensor, a: Tensor, phi: Phi) -> Tensor:
@@ -152,3 +181,59 @@ def sum_to(tensor: Tensor, shape: torch.Size, lead: int) -> Tensor:
     if summed:
         tensor = tensor.sum(dim=summed, keepdim=False)
     return tensor.reshape(*tensor.shape[:lead], *shape)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where a tensor lies in the parameter ``name``; a geometry of ``None`` is the whole of it."""
+
+    name: str
+    geometry: tuple[torch.Size, tuple[int, ...], int] | None = None
+
+    def within(self, whole: Tensor, lead: int = 0) -> Tensor:
+        """Return this part of a tensor ``[*lead, *parameter.shape]`` that is laid out as the parameter is."""
+        if self.geometry is None:
+            return whole
+        size, stride, offset = self.geometry
+        return whole.as_strided(
+            (*whole.shape[:lead], *size), (*whole.stride()[:lead], *stride), whole.storage_offset() + offset
+        )
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The places between which it lies: from the first, up to but without the last."""
+        if self.geometry is None:
+            return 0, float("inf")
+        size, stride, offset = self.geometry
+        return offset, offset + 1 + sum(step * (length - 1) for length, step in zip(size, stride, strict=True))
+
+
+def part_of(tensor: Tensor, names: Mapping[int, str]) -> Part | None:
+    """Return what part of a parameter a tensor is, given the parameters' names by id, if it is one at all."""
+    name = names.get(id(tensor))
+    if name is not None:
+        return Part(name)
+    base = tensor._base if tensor.requires_grad else None
+    if base is None or id(base) not in names or not base.is_contiguous() or tensor.dtype != base.dtype:
+        return None
+    order = sorted(zip(tensor.stride(), tensor.shape, strict=True))
+    reached = 0
+    for stride, size in order:
+        if size > 1 and stride <= reached:
+            return None  # an expanded or overlapping view holds one number at several places
+        reached += stride * (size - 1)
+    offset = tensor.storage_offset() - base.storage_offset()
+    return Part(names[id(base)], (tensor.shape, tensor.stride(), int(offset)))
+
+
+def is_parameter(tensor: object) -> bool:
+    """Return whether this is a parameter, or a view of one through which gradients flow."""
+    if isinstance(tensor, nn.Parameter):
+        return True
+    return isinstance(tensor, Tensor) and tensor.requires_grad and isinstance(tensor._base, nn.Parameter)
+
+
+def disjoint(parts: Iterable[Part]) -> bool:
+    """Return whether no two of these parts of one parameter overlap, so that each may be added up on its own."""
+    spans = sorted(part.span for part in parts)
+    return all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))

@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anchorhold.engine.phi import Phi
-from anchorhold.engine.rules.base import Products, Rule, phi_of_products, tile_bytes
+from anchorhold.engine.rules.base import Products, Rule, phi_of_products, register_rule, tile_bytes
 
 
+@register_rule(F.conv1d, F.conv2d, F.conv3d)
 class Convolution(Rule):
     """A convolution is a linear layer applied to every patch of its input, so its positions are the patches."""
 
@@ -72,15 +73,15 @@ class Convolution(Rule):
         return Products(self._by_group(delta).squeeze(2).mT, self._patches(a, side_by_side=True).squeeze(1))
 
     def products_numel(self, a: Tensor) -> int:
-        """The patches, which hold each input as often as the kernel is large."""
+        """Return how many numbers the patches are, which hold each input as often as the kernel is large."""
         return 0 if self.groups > 1 else a[0].numel() * math.prod(self.weight.shape[2:])
 
     def reads(self, dim: int) -> bool:
-        """Channels come second, so samples must come first."""
+        """Return whether samples come first, since channels come second."""
         return dim == 0
 
     def row_numel(self, role: str) -> int:
-        """The weight's gradients are made in tiles."""
+        """Return 0 for the weight, whose gradients are made in tiles."""
         return self.parameters[role].numel() if role == "bias" else 0
 
     def _by_group(self, delta: Tensor) -> Tensor:

@@ -3,10 +3,11 @@
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from anchorhold.engine.phi import Phi
-from anchorhold.engine.rules.base import LookedUp, Products, Rule
+from anchorhold.engine.rules.base import LookedUp, Products, Rule, register_rule
 
 
 class Embedding(Rule):
@@ -22,20 +23,6 @@ class Embedding(Rule):
         self.shortens = shortens  # whether the call first writes to the rows that it looks up (max_norm)
         # F.embedding counts a negative padding index from the end.
         self.padding_idx = None if padding_idx is None else padding_idx % weight.shape[0]
-
-    @classmethod
-    def bind(
-        cls,
-        input: Tensor,
-        weight: Tensor,
-        padding_idx: int | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        sparse: bool = False,
-    ) -> "Embedding | None":
-        """Bind ``F.embedding``; a gradient that is scaled by frequency is left to autograd."""
-        return None if scale_grad_by_freq else cls(input, weight, padding_idx, shortens=max_norm is not None)
 
     def gradients(self, role: str, a: Tensor, delta: Tensor) -> Tensor:
         """Return the dense gradients, for tables that are shared with another layer."""
@@ -59,11 +46,11 @@ class Embedding(Rule):
         return Products(delta, LookedUp(index, self.weight.shape[0], self.padding_idx))
 
     def products_numel(self, a: Tensor) -> int:
-        """One number a place."""
+        """Return one number a place."""
         return a[0].numel()
 
     def row_numel(self, role: str) -> int:
-        """No more than δ itself."""
+        """Return 0: there is no more than δ itself."""
         return 0
 
     def _flat(self, a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,6 +60,20 @@ class Embedding(Rule):
         if self.padding_idx is not None:
             delta = delta * (index != self.padding_idx).unsqueeze(-1)
         return index, delta
+
+
+@register_rule(F.embedding)
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,  # noqa: ARG001 (part of the signature)
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,  # noqa: ARG001
+) -> Embedding | None:
+    """Bind ``F.embedding``; a gradient that is scaled by frequency is left to autograd."""
+    return None if scale_grad_by_freq else Embedding(input, weight, padding_idx, shortens=max_norm is not None)
 
 
 def phi_of_looked_up(delta: Tensor, inputs: LookedUp, phi: Phi) -> Tensor:

@@ -3,10 +3,12 @@
 import math
 from typing import ClassVar
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from anchorhold.engine.phi import Phi
-from anchorhold.engine.rules.base import Products, Rule, phi_of_products
+from anchorhold.engine.rules.base import Products, Rule, phi_of_products, register_rule
 
 
 class Linear(Rule):
@@ -14,11 +16,6 @@ class Linear(Rule):
 
     def __init__(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__(input, {"weight": weight, "bias": bias})
-
-    @classmethod
-    def bind(cls, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> "Linear | None":
-        """Bind ``F.linear``; a weight that is a vector, which gives one number and no features, has no rule."""
-        return cls(input, weight, bias) if weight.ndim == 2 else None
 
     def gradients(self, role: str, a: Tensor, delta: Tensor) -> Tensor:
         """Return ``Σ_t δ_t a_tᵀ`` or ``Σ_t δ_t``."""
@@ -48,11 +45,11 @@ class Linear(Rule):
         return Products(delta, a)
 
     def products_numel(self, a: Tensor) -> int:
-        """The inputs as they are."""
+        """Return how many numbers the inputs are."""
         return a[0].numel()
 
     def row_numel(self, role: str) -> int:
-        """Tiles bound what the weight needs; its δ is rearranged once."""
+        """Return 0 for the weight, since tiles bound what it needs; a bias's δ is rearranged once."""
         return 0 if role == "weight" else self.parameters[role].numel()
 
 
@@ -60,16 +57,6 @@ class Projection(Linear):
     """``y = x W + b``, as ``x @ weight`` or ``torch.addmm(bias, x, weight)`` write it."""
 
     inputs_first: ClassVar[bool] = True
-
-    @classmethod
-    def of_matmul(cls, input: Tensor, weight: Tensor) -> "Projection | None":
-        """Bind ``input @ weight``."""
-        return cls(input, weight) if weight.ndim == 2 and input.ndim >= 2 else None
-
-    @classmethod
-    def of_addmm(cls, bias: Tensor, input: Tensor, weight: Tensor, **scaling: float) -> "Projection | None":
-        """Bind ``addmm(bias, input, weight)``; scaled ones have no rule."""
-        return None if scaling or bias.ndim != 1 else cls(input, weight, bias)
 
     def gradients(self, role: str, a: Tensor, delta: Tensor) -> Tensor:
         """Return the transposed gradients of :class:`Linear`."""
@@ -80,6 +67,24 @@ class Projection(Linear):
         """Return the transposed importance of :class:`Linear`."""
         found = super().importance(role, a, delta, phi)
         return found.mT if role == "weight" else found
+
+
+@register_rule(F.linear)
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Linear | None:
+    """Bind ``F.linear``; a weight that is a vector, which gives one number and no features, has no rule."""
+    return Linear(input, weight, bias) if weight.ndim == 2 else None
+
+
+@register_rule(torch.matmul, Tensor.matmul, Tensor.__matmul__)
+def matmul(input: Tensor, weight: Tensor) -> Projection | None:
+    """Bind ``input @ weight``."""
+    return Projection(input, weight) if weight.ndim == 2 and input.ndim >= 2 else None
+
+
+@register_rule(torch.addmm)
+def addmm(bias: Tensor, input: Tensor, weight: Tensor, **scaling: float) -> Projection | None:
+    """Bind ``addmm(bias, input, weight)``; scaled ones have no rule."""
+    return None if scaling or bias.ndim != 1 else Projection(input, weight, bias)
 
 
 def _positions(a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from anchorhold.engine.rules.base import Rule, sum_to
+from anchorhold.engine.rules.base import Rule, register_rule, sum_to
 from anchorhold.errors import ModelError
 
 
@@ -37,56 +37,57 @@ class Normalisation(Rule):
         return delta.reshape(*delta.shape[:3], -1).sum(3)
 
     def reads(self, dim: int) -> bool:
-        """Where channels come second, samples must come first."""
+        """Return whether samples come first, which they must where channels come second."""
         return dim == 0 or not self.channels_second
 
-    @classmethod
-    def of_layer_norm(
-        cls,
-        input: Tensor,
-        normalized_shape: Sequence[int],
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        eps: float = 1e-5,
-    ) -> "Normalisation":
-        """Bind ``F.layer_norm``."""
-        return cls(input, weight, bias, lambda x: F.layer_norm(x, list(normalized_shape), eps=eps), False)
 
-    @classmethod
-    def of_rms_norm(
-        cls, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
-    ) -> "Normalisation":
-        """Bind ``F.rms_norm``."""
-        return cls(input, weight, None, lambda x: F.rms_norm(x, list(normalized_shape), eps=eps), False)
+@register_rule(F.layer_norm)
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Normalisation:
+    """Bind ``F.layer_norm``."""
+    return Normalisation(input, weight, bias, lambda x: F.layer_norm(x, list(normalized_shape), eps=eps), False)
 
-    @classmethod
-    def of_group_norm(
-        cls,
-        input: Tensor,
-        num_groups: int,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        eps: float = 1e-5,
-    ) -> "Normalisation":
-        """Bind ``F.group_norm``."""
-        return cls(input, weight, bias, lambda x: F.group_norm(x, num_groups, eps=eps), True)
 
-    @classmethod
-    def of_batch_norm(
-        cls,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> "Normalisation":
-        """Bind ``F.batch_norm`` with running statistics; with the batch's own, no sample stands alone."""
-        if training or running_mean is None:
-            raise ModelError(
-                "A batch norm that normalises with the batch's own statistics mixes samples, so no per-sample gradient "
-                "exists. Use track_running_stats=True, and leave it in eval mode while importance is measured."
-            )
-        return cls(input, weight, bias, lambda x: F.batch_norm(x, running_mean, running_var, eps=eps), True)
+@register_rule(F.rms_norm)
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Normalisation:
+    """Bind ``F.rms_norm``."""
+    return Normalisation(input, weight, None, lambda x: F.rms_norm(x, list(normalized_shape), eps=eps), False)
+
+
+@register_rule(F.group_norm)
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Normalisation:
+    """Bind ``F.group_norm``."""
+    return Normalisation(input, weight, bias, lambda x: F.group_norm(x, num_groups, eps=eps), True)
+
+
+@register_rule(F.batch_norm)
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,  # noqa: ARG001 (part of the signature)
+    eps: float = 1e-5,
+) -> Normalisation:
+    """Bind ``F.batch_norm`` with running statistics; with the batch's own, no sample stands alone."""
+    if training or running_mean is None:
+        raise ModelError(
+            "A batch norm that normalises with the batch's own statistics mixes samples, so no per-sample gradient "
+            "exists. Use track_running_stats=True, and leave it in eval mode while importance is measured."
+        )
+    return Normalisation(input, weight, bias, lambda x: F.batch_norm(x, running_mean, running_var, eps=eps), True)

@@ -1,12 +1,10 @@
 """What is differentiated: the scores of a sample's outputs."""
 
 from anchorhold.engine.scores.base import CustomScore, Per, PositionScore, Rows, Score
-from anchorhold.engine.scores.likelihood import Labels, LogLikelihood
 from anchorhold.engine.scores.likelihoods import LikelihoodName
-from anchorhold.engine.scores.output_norm import OutputNorm
-from anchorhold.engine.scores.output_reading import OutputReading, Told
-from anchorhold.engine.scores.positions import IGNORED, Positions
-from anchorhold.engine.scores.problem_type import problem_type
+from anchorhold.engine.scores.output_reading import OutputReading, ReadingEvidence
+from anchorhold.engine.scores.outputs import IGNORED, Positions
+from anchorhold.engine.scores.standard import Labels, LogLikelihood, OutputNorm
 
 __all__ = [
     "IGNORED",
@@ -19,8 +17,7 @@ __all__ = [
     "Per",
     "PositionScore",
     "Positions",
+    "ReadingEvidence",
     "Rows",
     "Score",
-    "Told",
-    "problem_type",
 ]

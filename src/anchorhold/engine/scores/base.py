@@ -17,12 +17,9 @@ import torch
 from torch import Tensor
 
 from anchorhold.engine.phi import Phi
-from anchorhold.engine.scores.likelihoods import LIKELIHOODS, LikelihoodName
-from anchorhold.engine.scores.likelihoods.base import Targets
-from anchorhold.engine.scores.likelihoods.categorical import checked_labels, other_label
-from anchorhold.engine.scores.output_reading import OutputReading, Told, read
-from anchorhold.engine.scores.positions import Positions, RowMaker, position_pieces, without_classes
-from anchorhold.engine.scores.softmax import PIECE
+from anchorhold.engine.scores.likelihoods import LIKELIHOODS, LikelihoodName, Targets, checked_labels, other_label
+from anchorhold.engine.scores.output_reading import OutputReading, ReadingEvidence, read_outputs
+from anchorhold.engine.scores.outputs import PIECE, Positions, RowMaker, position_pieces, without_classes
 from anchorhold.errors import AnchorholdWarning, BatchError, ConfigurationError
 from anchorhold.settings import require, whole_number
 
@@ -50,7 +47,7 @@ class Score(ABC):
     softmax = False  # whether it is made of a softmax or a sigmoid, which wants precise outputs
     reading: OutputReading | None = None  # how outputs are read, where batches tell
 
-    def settled(self, outputs: Tensor, targets: Tensor | None, told: Told | None = None) -> Self:
+    def settled(self, outputs: Tensor, targets: Tensor | None, evidence: ReadingEvidence | None = None) -> Self:
         """Return this score with whatever it leaves open settled by a batch: its outputs, targets and what it told."""
         return self
 
@@ -160,18 +157,18 @@ class PositionScore(Score):
         self.reading = None
 
     def __eq__(self, other: object) -> bool:
-        """Two scores with the same settings are the same score."""
+        """Return whether two scores have the same settings."""
         return type(self) is type(other) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
         return hash((type(self), *sorted(vars(self).items())))
 
-    def settled(self, outputs: Tensor, targets: Tensor | None, told: Told | None = None) -> Self:
+    def settled(self, outputs: Tensor, targets: Tensor | None, evidence: ReadingEvidence | None = None) -> Self:
         """Return this score with its outputs' reading, as the batches so far tell it; refuse what is unclear."""
-        reading = read(
+        reading = read_outputs(
             outputs,
             targets,
-            told or Told(targets),
+            evidence or ReadingEvidence(targets),
             self.reading,
             likelihood=self.likelihood,
             class_dim=self.class_dim,
@@ -239,7 +236,7 @@ class PositionScore(Score):
             )
 
     def has_labels(self, phi: Phi) -> bool:
-        """Whether the score is one of labels, be they the data's or the model's own."""
+        """Return whether the score is one of labels, be they the data's or the model's own."""
         return False
 
     def logits(self, outputs: Tensor) -> Iterator[Tensor]:

@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
+from anchorhold.engine.accumulator import SampleAccumulator
 from anchorhold.engine.batches import Forward, call_model
-from anchorhold.engine.engine import SampleAccumulator
-from anchorhold.engine.isolation.isolated import looked_at
-from anchorhold.engine.tracing.sample_layout import same_values
+from anchorhold.engine.isolation import evaluation_mode
+from anchorhold.engine.tracing.samples import same_values
 from anchorhold.errors import ConfigurationError, ModelError
 from anchorhold.guard.distributed.ranks import Ranks
 from anchorhold.tensors.checksums import checksum
@@ -105,7 +105,7 @@ def refuse_another_model(model: nn.Module, collector: SampleAccumulator, forward
     """Refuse a model that computes something else when its layers are whole: one that counts on being cut up."""
     call, parameters = forward or call_model, list(model.parameters())
     inputs = collector.read(batch).inputs
-    with looked_at(model, parameters), looked_at(collector.model, parameters):
+    with evaluation_mode(model, parameters), evaluation_mode(collector.model, parameters):
         expected = whole(call(model, inputs))
         reshard(model)
         try:

@@ -13,11 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anchorhold.engine.batches import Batch, Forward, call_model, check_batches
-from anchorhold.engine.isolation.isolated import differentiated
-from anchorhold.engine.isolation.kept_inputs import KeptInputs
-from anchorhold.engine.isolation.nested_backward import refuse_nested_backward
-from anchorhold.engine.merged_adapters import refuse_merged
+from anchorhold.engine.batches import Batch, Forward, KeptInputs, call_model, check_batches
+from anchorhold.engine.isolation import evaluation_with_gradients
+from anchorhold.engine.refusals import refuse_merged, refuse_nested_backward
 from anchorhold.errors import BatchError, ModelError, OrderError
 from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.distributed.fsdp_averaging import refuse_unless_averaging
@@ -59,7 +57,7 @@ def watch_only(core: Core, monitors: Sequence[Monitor], batches: Iterable[Any], 
     path = BatchScore(core, MEAN_LOSS, call) if taken.along_path else None
     every = scores if path is None else [*scores, path]
     reader = Reader(given, every)
-    with _path_kept(core), differentiated(core.runtime.model, core.measured.values()):
+    with _path_kept(core), evaluation_with_gradients(core.runtime.model, core.measured.values()):
         sums = _go_through(core, taken, scores, path, reader)
         check_read_alike(ranks, every)
         if not all(score.counted or score.full_before for score in every):
@@ -133,7 +131,7 @@ def _go_through(
             found = _shared_gradient(core, score, own, last) if sharded else _own_gradient(core, score, own)
             if found is not None:
                 sums[score.asked].add(*found)
-                sums[score.asked].outputs = None if score.reading is None else score.reading.said
+                sums[score.asked].outputs = None if score.reading is None else score.reading.description
             score.seen += sum(sizes)
         if path is not None:
             mean = _mean_gradient(core, path, reader.batch, last)

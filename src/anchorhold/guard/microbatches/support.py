@@ -74,7 +74,7 @@ def why_not(measure: Measure) -> str:
 
 
 def _why_no_mean_of(measure: SampleMeasure) -> str:
-    if not isinstance(measure, Fisher) or measure.phi is not SQUARE:
+    if not isinstance(measure, Fisher) or measure.phi != SQUARE:
         return "it is made of each sample's own gradient, which is not in the mean of several"
     if measure.labels == "exact":
         return "labels='exact' wants one backward pass a label; take labels='sampled' or 'true'"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from anchorhold.engine.isolation.isolated import looked_at
+from anchorhold.engine.isolation import evaluation_mode
 from anchorhold.errors import NotFiniteError, OrderError
 from anchorhold.guard.core import Core
 from anchorhold.retention.predictions import Sums
@@ -25,7 +25,7 @@ def look(core: Core, parts: Mapping[str, Iterable[int]] | None = None) -> Retent
 
     def own() -> dict[str, Sums]:
         try:
-            with looked_at(core.runtime.model, core.runtime.model.parameters()):
+            with evaluation_mode(core.runtime.model, core.runtime.model.parameters()):
                 return {name: kept[name].sums(core.runtime.model, chunks) for name, chunks in wanted.items()}
         finally:
             reshard(core.runtime.model)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from anchorhold.engine.batches import Batch
-from anchorhold.engine.scores.positions import counted_positions
+from anchorhold.engine.scores.outputs import counted_positions
 from anchorhold.errors import BatchError, ConfigurationError, OrderError, StateError
 from anchorhold.holds.base import Held
 from anchorhold.holds.of_batches.batch_hold import BatchHold, TaskForward, refuse_shards

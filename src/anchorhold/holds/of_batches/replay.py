@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anchorhold.engine.scores.positions import IGNORED
+from anchorhold.engine.scores.outputs import IGNORED
 from anchorhold.errors import BatchError, ConfigurationError
 from anchorhold.holds.base import Held
 from anchorhold.holds.of_batches.batch_hold import BatchHold, TaskForward

@@ -1,7 +1,9 @@
-"""Per-sample gradients of parameters that no rule covers: exact, but slower.
+"""Send rows of output gradients backward, and collect the gradients that arrive.
 
-First by :mod:`torch.func`, for all samples of a chunk at once; where vmap cannot follow the model (a recurrent layer,
-data-dependent control flow), by autograd, one sample at a time.
+Rows go together, as a batch dimension of their own, to the places where rules read them (:class:`BackwardRows`). For
+parameters that no rule covers, :class:`Fallback` makes each sample's gradient: first by :mod:`torch.func`, for all
+samples of a chunk at once; where vmap cannot follow the model (a recurrent layer, data-dependent control flow), by
+autograd, one sample at a time. That is exact too, and slower.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,10 +14,69 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.utils._pytree import tree_map
 
-from anchorhold.engine.batches import Batch, Forward
-from anchorhold.engine.isolation.replaceable import Replaceable
+from anchorhold.engine.batches import Batch, Forward, Replaceable
 from anchorhold.engine.reductions import Reduction, at_least_single
-from anchorhold.engine.tracing.sample_layout import same_values
+from anchorhold.engine.tracing.samples import same_values
+
+
+class BackwardRows:
+    """Sends rows backward and gathers what arrives: in the same memory for every block of rows.
+
+    On a CPU, memory of this size would be mapped anew each time, and touching new pages costs as much as the
+    arithmetic.
+    """
+
+    def __init__(self) -> None:
+        self._batched = True
+        self._kept: dict[int, Tensor] = {}
+
+    def gradients_at(self, outputs: Tensor, edges: list[Any], u: Tensor, together: int) -> list[Tensor | None]:
+        """Return the gradients ``[V, ...]`` at each edge for output gradients ``u`` of ``[V, ...]``.
+
+        Args:
+            outputs: what the model has returned.
+            edges: where gradients are wanted.
+            u: the rows.
+            together: how many of them go at once.
+        """
+        arrived: list[Tensor | None] = [None] * len(edges)
+        first = 0
+        while first < len(u):
+            rows = u[first : first + (together if self._batched else 1)]
+            try:
+                found = torch.autograd.grad(
+                    outputs,
+                    edges,
+                    rows if len(rows) > 1 else rows[0],
+                    retain_graph=True,
+                    allow_unused=True,
+                    is_grads_batched=len(rows) > 1,
+                )
+            except RuntimeError:
+                if len(rows) == 1:
+                    raise
+                # Some backward pass cannot be batched; one row at a time either works or raises its own error.
+                self._batched = False
+                continue
+            blocks: list[Tensor | None] = [g if g is None or len(rows) > 1 else g.unsqueeze(0) for g in found]
+            if len(rows) == len(u):
+                return blocks
+            for place, block in enumerate(blocks):
+                if block is not None:
+                    gathered = arrived[place] = self._memory_for(place, len(u), block[0])
+                    gathered[first : first + len(rows)] = block
+            first += len(rows)
+        return arrived
+
+    def _memory_for(self, place: int, count: int, like: Tensor) -> Tensor:
+        """Return memory for ``count`` tensors like the one given, as ``[count, *like.shape]``."""
+        # The first dimension is the samples', mostly: with a sample's rows side by side they are one matrix.
+        shape = (*like.shape[:1], count, *like.shape[1:])
+        kept = self._kept.get(place)
+        if kept is None or len(kept) < shape[0] or kept.shape[1:] != shape[1:] or kept.dtype != like.dtype:
+            kept = self._kept[place] = like.new_empty(shape)
+        return kept[: shape[0]].movedim(min(1, like.ndim), 0)
+
 
 _REFUSALS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError)
 """What vmap raises where it cannot follow a model: many things, in many words."""

@@ -1,17 +1,104 @@
-"""Making sure that what arrives at a use of a parameter is read as the samples that it belongs to.
+"""Tell samples apart in the tensors of a model, and check that they stay apart.
+
+A layer may see its samples first (``[N, T, d]``), second (``[T, N, d]``), merged with positions (``[N·T, d]`` or
+``[T·N, d]``) or not at all (``[T, d]``, broadcast later). Guessing from one shape would sometimes be wrong without a
+sign of it, so the engine runs the model on one sample and on two, and compares.
 
 Shapes say where a tensor's samples lie, not in which order. A layer may get them sorted, or an expert those that were
-sent to it, as many as expected by coincidence; and both are put back later, so that the outputs show nothing. Gradients
-do: those of each sample's outputs must arrive where that sample is read, and nowhere else.
+sent to it, as many as expected by coincidence; both are put back later, so that the outputs show nothing. Gradients do:
+those of each sample's outputs must arrive where that sample is read, and nowhere else.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
+
+
+@dataclass(frozen=True)
+class SampleLayout:
+    """Samples lie along ``dim``, where each of them has ``places`` entries.
+
+    Args:
+        dim: the dimension that grows with the samples.
+        places: how many entries of it belong to each sample; 1 unless samples are merged with positions.
+        interleaved: whether neighbouring entries belong to different samples (``[T·N]``) and not to one (``[N·T]``).
+    """
+
+    dim: int
+    places: int = 1
+    interleaved: bool = False
+
+    def samples_first(self, tensor: Tensor, lead: int = 0) -> Tensor:
+        """View a tensor as ``[*lead, N, ...]``, where its first ``lead`` dimensions are none of the layout's."""
+        dim = self.dim + lead
+        if self.interleaved:
+            return torch.unflatten(tensor, dim, (self.places, -1)).movedim(dim + 1, lead)
+        if self.places > 1:
+            tensor = torch.unflatten(tensor, dim, (-1, self.places))
+        return tensor.movedim(dim, lead)
+
+    def unbroadcast(self, tensor: Tensor, shape: torch.Size, lead: int) -> Tensor:
+        """Sum a tensor over what broadcasting added to ``shape``, but not over samples: ``[*lead, N, *shape]``."""
+        aligned = (1,) * (tensor.ndim - lead - len(shape)) + tuple(shape)
+        added = [
+            lead + dim
+            for dim, size in enumerate(aligned)
+            if size == 1 and tensor.shape[lead + dim] != 1 and dim != self.dim
+        ]
+        if added:
+            tensor = tensor.sum(added, keepdim=True)
+        tensor = tensor.movedim(lead + self.dim, lead)
+        return tensor.reshape(*tensor.shape[: lead + 1], *shape)
+
+    def shape(self, of_one: torch.Size, samples: int) -> torch.Size:
+        """Return the shape of a tensor for so many samples, given that for one."""
+        sizes = list(of_one)
+        sizes[self.dim] *= samples
+        return torch.Size(sizes)
+
+
+def layout_of_shapes(one: torch.Size, two: torch.Size) -> SampleLayout | None:
+    """Return where samples lie, given the shapes for one sample and for two, or ``None`` where that is unclear."""
+    if len(one) != len(two):
+        return None
+    grown = [dim for dim, (a, b) in enumerate(zip(one, two, strict=True)) if a != b]
+    if len(grown) != 1 or two[grown[0]] != 2 * one[grown[0]]:
+        return None
+    return SampleLayout(grown[0], one[grown[0]])
+
+
+def layout_of(one: Tensor, two: Tensor) -> SampleLayout | None:
+    """Return where samples lie, given the values for the first sample and for it and another.
+
+    Where samples are merged with positions, the first sample's values must be found in one of the two orders; if
+    both fit (or neither does), the layout is unclear.
+    """
+    layout = layout_of_shapes(one.shape, two.shape)
+    if layout is None or layout.places == 1:
+        return layout
+    orders = [layout, SampleLayout(layout.dim, layout.places, interleaved=True)]
+    fitting = [order for order in orders if same_values(one, order.samples_first(two)[0])]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def same_values(x: Tensor, y: Tensor) -> bool:
+    """Return whether two tensors are equal up to rounding: the order of sums differs with the size of a batch."""
+    x, y = x.detach(), y.detach()
+    if x.shape != y.shape:
+        return False
+    if x.is_complex() and y.is_complex():
+        x, y = torch.view_as_real(x.resolve_conj()), torch.view_as_real(y.resolve_conj())
+    if not x.is_floating_point():
+        return bool(torch.equal(x, y))
+    size = x.abs().masked_fill(~x.isfinite(), 0.0)
+    tolerance = torch.finfo(x.dtype).eps ** 0.5 * float(size.max()) if x.numel() else 0.0
+    return bool(torch.allclose(x, y, rtol=0.0, atol=tolerance, equal_nan=True))
+
 
 _BY_DATA = (
     *("Index", "UnsafeIndex", "UnsafeMaskedIndex", "Gather", "Scatter", "MaskedSelect", "MaskedScatter", "Take", "Put"),
@@ -67,7 +154,7 @@ class SampleOrder:
         self._checked: set[tuple[int, int]] = set()
 
     def keep_apart(self, outputs: Tensor, sites: Sequence[Readable]) -> bool:
-        """Whether each sample's gradients arrive at every site where that sample is read."""
+        """Return whether each sample's gradients arrive at every site where that sample is read."""
         if not sites:
             return True
         route = route_of(outputs)
@@ -118,7 +205,9 @@ def route_of(outputs: Tensor) -> Route:
         entry.extend(_whole(getattr(node, name)) for name in _numbers_of(kind))
         way.append(tuple(entry))
         if not parameters_only:
-            by_data = by_data or _moves_by_data(kind)
+            # A function of the user's own, or a compiled one, does what it likes.
+            own = issubclass(kind, BackwardCFunction)
+            by_data = by_data or own or kind.__name__.lstrip("_").startswith(_BY_DATA)
             takes_parts = takes_parts or _takes_part(node, len(outputs))
     return Route(hash(tuple(way)), by_data, takes_parts)
 
@@ -151,7 +240,7 @@ def samples_stay_apart(outputs: Tensor, sites: Sequence[Readable]) -> bool:
 
 
 def _scaled_by(factors: Tensor, plain: Tensor, scaled: Tensor) -> bool:
-    """Whether ``scaled`` is ``plain``, both ``[N, ...]``, times the samples' factors, up to rounding."""
+    """Return whether ``scaled`` is ``plain``, both ``[N, ...]``, times the samples' factors, up to rounding."""
     info = torch.finfo(plain.dtype)
     expected = plain * factors.to(plain.dtype).unsqueeze(1)
     size = expected.abs().nan_to_num(0.0, 0.0, 0.0)
@@ -161,13 +250,8 @@ def _scaled_by(factors: Tensor, plain: Tensor, scaled: Tensor) -> bool:
     return not bool((gap > tolerance).any())
 
 
-def _moves_by_data(kind: type) -> bool:
-    # A function of the user's own, or a compiled one, does what it likes.
-    return issubclass(kind, BackwardCFunction) or kind.__name__.lstrip("_").startswith(_BY_DATA)
-
-
 def _takes_part(node: Node, samples: int) -> bool:
-    """Whether a node may take some of the samples out of the whole, or turn them round."""
+    """Return whether a node may take some of the samples out of the whole, or turn them round."""
     if not type(node).__name__.lstrip("_").startswith(_PARTS):
         return False
     sizes, dim = getattr(node, "_saved_self_sym_sizes", None), getattr(node, "_saved_dim", None)
@@ -177,7 +261,7 @@ def _takes_part(node: Node, samples: int) -> bool:
     return bool(sizes[dim] % samples == 0)  # else samples do not lie along that dimension
 
 
-_known: dict[type[Node], tuple[str, ...]] = {}
+_saved_numbers: dict[type[Node], tuple[str, ...]] = {}
 
 
 def _whole(held: object) -> object:
@@ -189,11 +273,11 @@ def _whole(held: object) -> object:
 
 def _numbers_of(kind: type[Node]) -> tuple[str, ...]:
     """Return the names of what a kind of node holds besides tensors and their sizes."""
-    if kind not in _known:
+    if kind not in _saved_numbers:
         names = set(dir(kind))
-        _known[kind] = tuple(
+        _saved_numbers[kind] = tuple(
             name
             for name in sorted(names)
             if name.startswith("_saved_") and f"_raw{name}" not in names and "_sym_" not in name
         )
-    return _known[kind]
+    return _saved_numbers[kind]

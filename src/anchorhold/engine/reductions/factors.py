@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from anchorhold.engine.phi import Phi
 from anchorhold.engine.reductions.base import at_least_single
-from anchorhold.engine.reductions.layer_matrix import Block, LayerReduction
-from anchorhold.engine.reductions.outer_products import add_outer_, as_rows, mirror_
+from anchorhold.engine.reductions.layers import Block, LayerReduction
 from anchorhold.engine.rules.base import LookedUp, Products
 from anchorhold.errors import ModelError
 from anchorhold.tensors.matrices import Precision, add_outer_blocks_, block_shape
@@ -66,8 +65,8 @@ class FactorReduction(LayerReduction):
                 self.sums[f"{block.name}/mass"] = nothing.new_zeros(())
                 self.sums[f"{block.name}/ways"] = nothing.new_zeros(2)
 
-    def takes_products(self, block: Block, some: Products) -> bool:
-        """Whether the block has not come by its gradients before."""
+    def supports_products(self, block: Block, some: Products) -> bool:
+        """Return whether the block has not come by its gradients before."""
         return block.name not in self._by_gradients  # known here, since a GPU's sums would have to be waited for
 
     def add_products(self, block: Block, products: Products, *, first: bool) -> None:
@@ -139,3 +138,55 @@ def factors_of(block: Block, means: Mapping[str, Tensor]) -> tuple[Tensor | None
         )
     a, mass = means.get(f"{block.name}/A"), means[f"{block.name}/mass"]
     return means.get(f"{block.name}/G"), None if a is None else a / mass.clamp(min=torch.finfo(mass.dtype).tiny)
+
+
+PANEL = 128
+"""Columns of a sum of vvᵀ that are made at once on a CPU, from the diagonal down. Half of the products suffice, since
+the sum is symmetric: narrower panels are slow, wider ones leave less out.
+"""
+
+
+def add_outer_(total: Tensor, vectors: Tensor) -> None:
+    """Add vvᵀ of all vectors ``[..., size]`` to ``total``, or to its diagonal where it is a vector.
+
+    On a CPU what lies above the diagonal is left out, but for what shares a panel with it: see :func:`mirror_`.
+    """
+    if total.ndim == 1:
+        total.add_(as_rows(vectors).square().sum(0))
+    elif _positions_last(vectors):
+        matrices = _merged(vectors, 2)
+        total.add_((matrices.mT @ matrices).sum(0))
+    else:
+        rows = as_rows(vectors)
+        width = PANEL if total.device.type == "cpu" else len(total)
+        for first in range(0, len(total), max(1, width)):
+            here = slice(first, first + width)
+            total[first:, here].addmm_(rows[:, first:].mT, rows[:, here])
+
+
+def mirror_(total: Tensor) -> None:
+    """Fill in what lies above the diagonal by what lies below."""
+    for first in range(0, len(total), PANEL):
+        here = slice(first, first + PANEL)
+        corner = total[here, here]
+        corner.copy_(corner.tril() + corner.tril(-1).mT)
+        total[here, first + PANEL :] = total[first + PANEL :, here].mT
+
+
+def as_rows(vectors: Tensor) -> Tensor:
+    """Return vectors ``[..., size]`` as ``[L, size]``, in an order that spares a copy if one does."""
+    return _merged(vectors, 1)
+
+
+def _merged(tensor: Tensor, kept: int) -> Tensor:
+    """Return a tensor with all but its last dimensions as one, which goes through memory as it lies."""
+    lead = sorted(range(tensor.ndim - kept), key=tensor.stride, reverse=True)
+    return tensor.permute(*lead, *range(-kept, 0)).flatten(0, -kept - 1)
+
+
+def _positions_last(vectors: Tensor) -> bool:
+    """Return whether vectors lie as matrices of size × positions, as a convolution leaves them, with many positions."""
+    if vectors.ndim < 3:
+        return False
+    positions, size = vectors.shape[-2:]
+    return positions >= size and vectors.stride()[-2:] == (1, positions)

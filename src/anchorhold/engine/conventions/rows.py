@@ -1,12 +1,19 @@
-"""Several documents in one row, as TRL's packing and padding-free collators lay them: each is a sample again.
+"""Rows of Hugging Face batches that are not one sample each: packed documents, and completions of prompts.
 
-Such a row has positions that start anew with every document (``position_ids``), or says where documents begin
-(``cu_seq_lens_q``, ``seq_idx``), so that none attends to another. Measured as one sample, its documents' gradients
-would be added up before they are squared.
+TRL's packing and padding-free collators lay several documents in one row, with positions that start anew with every
+document (``position_ids``), or with what says where documents begin (``cu_seq_lens_q``, ``seq_idx``), so that none
+attends to another. Measured as one sample, the documents' gradients would be added up before they are squared; so each
+document becomes a row.
+
+TRL's trainers for preferences give prompts and completions; ``completion_mask`` says which tokens are a completion's.
+DPO's batches have the chosen completions first and then, of the same prompts, the rejected ones; KTO's have a ``label``
+for each, whether it is wanted. A data measure looks at what the model has learned to write, so prompts do not count,
+and neither do completions that it was to unlearn.
 """
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from anchorhold.engine.batches import Batch, read_batch
-from anchorhold.engine.scores import IGNORED
+from anchorhold.engine.scores.outputs import IGNORED
 from anchorhold.errors import BatchError
 
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seq_lens", "max_length_q", "max_length_k", "seq_idx")
@@ -47,7 +54,7 @@ def documents_apart(batch: Batch, *, causal: bool, masked: bool) -> Batch:
         return batch
     shape = tokens.shape[:2]
     real = _real(inputs, shape)
-    starts = _said(inputs, shape)
+    starts = _stated_starts(inputs, shape)
     if starts is None:
         starts = _restarts(inputs.get("position_ids"), real) if causal else None
     if starts is None:
@@ -66,7 +73,7 @@ def _real(inputs: Mapping[str, Any], shape: torch.Size) -> Tensor:
     return torch.ones(shape, dtype=torch.bool)
 
 
-def _said(inputs: Mapping[str, Any], shape: torch.Size) -> Tensor | None:
+def _stated_starts(inputs: Mapping[str, Any], shape: torch.Size) -> Tensor | None:
     """Return where documents begin, if the batch says so itself."""
     ends = next((inputs[name] for name in BOUNDARIES if name.startswith("cu_") and inputs.get(name) is not None), None)
     number = inputs.get("seq_idx")
@@ -138,14 +145,72 @@ def _laid_out(batch: Batch, shape: torch.Size, documents: list[Document], *, cau
         )
     if masked:
         inputs.setdefault("attention_mask", torch.ones(shape, dtype=torch.long, device=labels.device))
-    rows = {name: _cut(given, documents) if _per_token(given) else given for name, given in inputs.items()}
+    rows = {
+        name: _cut(given, documents) if isinstance(given, Tensor) and given.ndim else given
+        for name, given in inputs.items()
+    }
     return read_batch({**rows, "labels": _cut(labels, documents, IGNORED)}, labels.device)
-
-
-def _per_token(given: object) -> bool:
-    return isinstance(given, Tensor) and given.ndim > 0
 
 
 def _cut(rows: Tensor, documents: list[Document], padding: int = 0) -> Tensor:
     parts = [rows[row, first:end] for row, first, end in documents]
     return pad_sequence(parts, batch_first=True, padding_value=padding)
+
+
+_MASK = "completion_mask"
+_OF_THE_LOSS = ("ref_chosen_logps", "ref_rejected_logps", "ref_logps", "ref_KL_logps", "label")
+"""What such a batch carries for the trainer's own loss, beside ``KL_…``: no model reads it."""
+
+
+def only_wanted_completions(batch: Batch) -> Batch:
+    """Return a batch in which only completions count that the model is to write; one without such a mask as it is."""
+    inputs: Mapping[str, Any] = batch.inputs
+    mask, tokens = inputs.get(_MASK), inputs.get("input_ids")
+    if not isinstance(mask, Tensor) or not isinstance(tokens, Tensor) or mask.shape != tokens.shape:
+        return batch
+    rest = {name: given for name, given in inputs.items() if name not in (_MASK, *_OF_THE_LOSS)}
+    rest = {name: given for name, given in rest.items() if not name.startswith("KL_")}
+    if batch.targets is not None:  # they say themselves what counts
+        return read_batch({**rest, "labels": batch.targets}, tokens.device)
+    labels = tokens.masked_fill(mask == 0, IGNORED)
+    whole = read_batch({**rest, "labels": labels}, tokens.device)
+    wanted = inputs.get("label")
+    if isinstance(wanted, Tensor) and wanted.shape == tokens.shape[:1]:
+        places = wanted.nonzero().flatten()
+        if len(places):
+            return whole.rows(places)
+        first = whole[:1]  # a batch has a sample at least: one that does not count, if need be
+        return replace(first, targets=torch.full_like(labels[:1], IGNORED))
+    pieces = _pieces(tokens, mask, inputs.get("attention_mask"))
+    return whole[: whole.size // pieces]
+
+
+def _pieces(tokens: Tensor, mask: Tensor, attention: object) -> int:
+    """Return how many completions each prompt has, in as many pieces of the batch: 2 for DPO's, 3 for TPO's, or 1."""
+    real = attention.cpu() != 0 if isinstance(attention, Tensor) else torch.ones_like(mask, dtype=torch.bool).cpu()
+    rows = [(row[own].tolist(), int(own.sum())) for row, own in zip(tokens.cpu(), real, strict=True)]
+    spans = [(mask_row.cpu()[own] != 0).nonzero().flatten() for mask_row, own in zip(mask, real, strict=True)]
+    longest = max(length for _, length in rows)
+    prompts = [
+        (text[: int(span[0])] if len(span) else text, length == longest)
+        for (text, length), span in zip(rows, spans, strict=True)
+    ]
+    for pieces in (2, 3):
+        step, rest = divmod(len(prompts), pieces)
+        found = [] if rest else [_alike(prompts[n], prompts[n % step]) for n in range(step, len(prompts))]
+        if any(found) and False not in found:
+            return pieces
+    return 1
+
+
+def _alike(one: tuple[list[int], bool], other: tuple[list[int], bool]) -> bool | None:
+    """Return whether two rows have one prompt; ``None`` if one of them has lost all of it.
+
+    A row that was cut to the full length may lack the prompt's beginning.
+    """
+    (short, is_full), (long, _) = sorted((one, other), key=lambda prompt: len(prompt[0]))
+    if len(short) == len(long):
+        return short == long if short else None
+    if not is_full:
+        return False
+    return long[len(long) - len(short) :] == short if short else None

@@ -4,12 +4,11 @@ r"""The per-sample engine: one way to every measure that is taken after training
 
 A chunk of samples goes forward once; the rows of its scores go backward together, as a batch dimension of their own;
 and at each place where a parameter is used, a rule turns what arrives there into the sum over samples. What no rule
-covers goes to :mod:`anchorhold.engine.fallback`.
+covers goes to :mod:`anchorhold.engine.backward`.
 """
 
 import contextlib
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,25 +17,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anchorhold.engine.backward_rows import BackwardRows
-from anchorhold.engine.batches import Batch, BatchReader, Forward, call_model, check_batches, describe_inputs
-from anchorhold.engine.fallback import Fallback
-from anchorhold.engine.isolation.isolated import isolated
-from anchorhold.engine.isolation.kept_inputs import KeptInputs
-from anchorhold.engine.isolation.nested_backward import refuse_nested_backward
-from anchorhold.engine.merged_adapters import refuse_merged
+from anchorhold.engine.backward import BackwardRows, Fallback
+from anchorhold.engine.batches import (
+    Batch,
+    Forward,
+    KeptInputs,
+    call_model,
+    check_batches,
+    describe_inputs,
+)
+from anchorhold.engine.conventions import BatchReader, problem_type
+from anchorhold.engine.isolation import isolated
 from anchorhold.engine.phi import Phi
 from anchorhold.engine.reductions import Arrival, DiagonalReduction, Reduction, at_least_single
-from anchorhold.engine.scores import OutputReading, Score, Told, problem_type
-from anchorhold.engine.scores.precise_outputs import precise_outputs
-from anchorhold.engine.scores.softmax import are_probabilities
-from anchorhold.engine.tracing.parameter_uses import Use
-from anchorhold.engine.tracing.parameter_views import Part, disjoint
-from anchorhold.engine.tracing.reading_plan import Plan, Site, check_independent, make_plan, plan_for_one, record
-from anchorhold.engine.tracing.sample_order import SampleOrder
-from anchorhold.errors import AnchorholdError, AnchorholdWarning, BatchError, ModelError, NotFiniteError
+from anchorhold.engine.refusals import (
+    check_outputs,
+    checked_real,
+    real_parameters,
+    refuse_merged,
+    refuse_nested_backward,
+    refuse_replaced,
+    warn_of_probabilities,
+)
+from anchorhold.engine.rules.base import Part, disjoint
+from anchorhold.engine.scores import OutputReading, ReadingEvidence, Score
+from anchorhold.engine.scores.outputs import precise_outputs
+from anchorhold.engine.tracing.plan import Plan, Plans, Site, check_independent, make_plan, plan_for_one, plan_key
+from anchorhold.engine.tracing.samples import SampleOrder
+from anchorhold.engine.tracing.uses import Use, record
+from anchorhold.errors import AnchorholdError, BatchError, ModelError, NotFiniteError
 from anchorhold.tensors.gathered_at_use import GatheredAtUse
-from anchorhold.tensors.names import named_parameters
 from anchorhold.tensors.storage import free_bytes
 
 CPU_BUDGET = 192 * 2**20
@@ -65,7 +75,7 @@ class SampleImportance:
     fallback: dict[str, str] = field(default_factory=dict)
     """The parameters that no rule covered, with the way they were measured instead."""
     outputs: str | None = None
-    """What the model's outputs were taken for, and what told it so."""
+    """What the model's outputs were read as, and what decided it."""
 
 
 class SampleAccumulator:
@@ -82,6 +92,8 @@ class SampleAccumulator:
         budget: bytes that a chunk of samples may take; chosen for the device by default.
         generator: the source of drawn labels.
         reduction: what is made of inputs and δs, from the parameters that are measured; the diagonal by default.
+        plans: those of the measurement that this is a part of, where it has several passes or measures; they hold as
+            long as the model's weights stay as they are.
     """
 
     def __init__(
@@ -96,11 +108,12 @@ class SampleAccumulator:
         budget: int | None = None,
         generator: torch.Generator | None = None,
         reduction: Callable[[Mapping[str, nn.Parameter]], Reduction] | None = None,
+        plans: Plans | None = None,
     ) -> None:
         self.model = model
         self.score = score
         self.phi = phi
-        chosen = _measurable(model) if parameters is None else _checked_real(parameters)
+        chosen = real_parameters(model) if parameters is None else checked_real(parameters)
         if not chosen:
             raise ModelError("There is no parameter to measure: the model, or the choice of parameters, is empty.")
         # A tensor may go by several names (tied weights): it is measured once, by the first of them.
@@ -112,19 +125,24 @@ class SampleAccumulator:
         refuse_merged(model, self.parameters)
         self.device = next(iter(self.parameters.values())).device
         self.forward = KeptInputs(forward or call_model)
+        self._forward_given = forward or call_model
         self._chooses_outputs = forward is not None  # such as those of a head, of whose classes labels need not be
         self.limit = samples
         self.budget = budget or (CPU_BUDGET if self.device.type == "cpu" else ACCELERATOR_BUDGET)
         self._least_budget = self.budget
         # Processes that gather layers together have to take the same chunks, whatever each of them has free.
         self._widens = budget is None and not any(isinstance(p, GatheredAtUse) for p in model.parameters())
-        self.generator = generator or _generator_from_global_state(self.device)
+        if generator is None:  # one that follows from torch's global random state, and leaves that as it is
+            with torch.random.fork_rng(devices=[]):
+                generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, ())))
+        self.generator = generator
         self.samples = 0
         self.seen = 0
         self.classes: int | None = None
         """How many classes plain outputs ``[N, C]`` tell apart, once seen; ``None`` where some are masked out."""
         self.reduction = reduction(self.parameters) if reduction else DiagonalReduction(phi, self.parameters)
         self._reader = BatchReader(self.device, model)
+        self._plans = plans or Plans()
         self._plan: Plan | None = None
         self._planned_shapes: list[torch.Size] = []
         self._plan_is_new = False
@@ -132,11 +150,11 @@ class SampleAccumulator:
         self._without_rule: set[str] = set()
         self._backward = BackwardRows()
         self._routes = SampleOrder()
-        self._told = Told(None)
+        self._evidence = ReadingEvidence(None)
 
     @property
     def reading(self) -> OutputReading | None:
-        """How outputs are read, as the batches so far tell it; ``None`` for a score that leaves nothing open."""
+        """How outputs are read, by the batches so far; ``None`` for a score that leaves nothing open."""
         return self.score.reading
 
     @property
@@ -165,8 +183,8 @@ class SampleAccumulator:
         with isolated(self.model, self.parameters.values()):
             read = self.read(batch)
             own = read.targets if read.named else None  # as the model's own loss would be given them
-            problem = problem_type(self.model, own) if self.score.reading is None else self._told.problem
-            self._told = Told(read.targets, problem)
+            problem = problem_type(self.model, own) if self.score.reading is None else self._evidence.problem
+            self._evidence = ReadingEvidence(read.targets, problem)
             if self.limit is not None:
                 read = read[: self.limit - self.seen]
             with _explaining(read):
@@ -174,18 +192,8 @@ class SampleAccumulator:
                 for first in range(0, read.size, step):
                     self._add_chunk(read[first : first + step])
             if not self.seen:
-                self._refuse_replaced()
+                refuse_replaced(self.model, {name: self.parameters[name] for name in self._of_the_model})
         self.seen += read.size
-
-    def _refuse_replaced(self) -> None:
-        """Raise if the model no longer has a parameter that it had: what it has instead was not measured."""
-        present = {id(parameter) for parameter in self.model.parameters()}
-        gone = [name for name in self._of_the_model if id(self.parameters[name]) not in present]
-        if gone:
-            raise ModelError(
-                f"The model's forward pass puts another parameter in the place of {gone[0]!r}, so what was measured is "
-                "none of the model's any more. Compute in the forward pass with a tensor of its own instead."
-            )
 
     def result_of(self, batches: Iterable[Any]) -> SampleImportance:
         """Add batches until there are no more or enough samples have been seen, and return the mean."""
@@ -215,59 +223,67 @@ class SampleAccumulator:
                     "gradients overflow. Check the inputs for NaN, and the weights for divergence."
                 )
         fallback = dict.fromkeys(sorted(self._without_rule), self._fallback.way)
-        return SampleImportance(values, self.samples, fallback, None if self.reading is None else self.reading.said)
+        return SampleImportance(
+            values, self.samples, fallback, None if self.reading is None else self.reading.description
+        )
+
+    def _plan_key(self, batch: Batch) -> tuple[object, ...]:
+        return plan_key(self.model, self.parameters, self._forward_given, batch.sample_shapes())
 
     def _samples_per_chunk(self, batch: Batch) -> int:
+        """Return how many samples go forward together: 1 where samples cannot be told apart in the model's tensors."""
         if batch.size == 1:
             return 1
         shapes = batch.sample_shapes()
         is_new = self._plan is None or shapes != self._planned_shapes
         if is_new:
-            self._make_plan(batch)
+            self._plan = self._plans.find(self._plan_key(batch))
+            self._plan_is_new = False
+            if self._plan is None:
+                self._make_plan(batch)
             self._planned_shapes = shapes
         if self._plan is None:
             return 1
         rows = self._rows_of_one(batch, self._plan.outputs)
         if is_new and self._widens:
-            self.budget = widened(self._least_budget, self._plan.bytes_of_sample(rows), free_bytes(self.device))
+            self.budget = enlarged_budget(self._least_budget, self._plan.bytes_of_sample(rows), free_bytes(self.device))
         most = self._plan.samples_within(self.budget, rows)
         if self.budget == CPU_BUDGET:
             most = min(most, CPU_SAMPLES)
         return math.ceil(batch.size / math.ceil(batch.size / most))  # chunks of one size, as nearly as can be
 
     def _rows_of_one(self, batch: Batch, outputs: Tensor) -> int:
-        """Return how many rows the first sample has, or raise if the score cannot do with its outputs."""
+        """Return how many rows the first sample has. Raise if the score does not fit its outputs."""
         targets = batch[:1].labels_for(outputs)
         return self._settled(outputs, targets).rows(outputs, targets, self.phi, None).count
 
     def _settled(self, outputs: Tensor, targets: Tensor | None) -> Score:
-        """Return the score with what it leaves open settled, as the batches so far tell it."""
-        self.score = self.score.settled(outputs, targets, self._told)
+        """Return the score with what it leaves open settled by the batches so far."""
+        self.score = self.score.settled(outputs, targets, self._evidence)
         return self.score
 
     def _make_plan(self, batch: Batch) -> None:
+        """Make a plan with two samples. Raise ModelError if the model takes a batch and none of its parts."""
         accept = partial(self._rows_of_one, batch)
         try:
             self._plan = make_plan(self.model, self.parameters, self.forward, batch.pair(), accept)
-        except (RuntimeError, IndexError, ValueError) as error:
-            if not isinstance(error, AnchorholdError):
-                self._refuse_if_whole_alone(batch, error)
+        except AnchorholdError:
             raise
+        except (RuntimeError, IndexError, ValueError) as error:
+            takes_whole = False
+            with contextlib.suppress(Exception):  # the batch itself may be what it cannot take, and it has said so
+                record(self.model, self.parameters, self.forward, batch.inputs)
+                takes_whole = True
+            if not takes_whole:
+                raise
+            raise ModelError(
+                f"The model can be called with the {batch.size} samples of this batch, and not with one or two of them "
+                f"({type(error).__name__}: {error}): they belong together, as the nodes of one graph do, or an input "
+                "that belongs to no sample happens to have as many entries as the batch has samples (then use another "
+                "batch size). Give samples that stand alone along the first dimension of every input: graphs, say, "
+                "padded to one size."
+            ) from error
         self._plan_is_new = True
-
-    def _refuse_if_whole_alone(self, batch: Batch, error: Exception) -> None:
-        """Raise if the model takes a batch and none of its parts, whose own error would mislead."""
-        try:
-            record(self.model, self.parameters, self.forward, batch.inputs)
-        except Exception:  # noqa: BLE001 (the batch itself is what it cannot take, and it has said so)
-            return
-        raise ModelError(
-            f"The model can be called with the {batch.size} samples of this batch, and not with one or two of them "
-            f"({type(error).__name__}: {error}): they belong together, as the nodes of one graph do, or an input that "
-            "belongs to no sample happens to have as many entries as the batch has samples (then use another batch "
-            "size). Give samples that stand alone along the first dimension of every input: graphs, say, padded to one "
-            "size."
-        ) from error
 
     def _plan_for(self, batch: Batch, uses: list[Use], outputs: Tensor) -> Plan | None:
         """Return a plan that fits this chunk, or ``None`` where only single samples can be told apart."""
@@ -282,6 +298,8 @@ class SampleAccumulator:
                 alone = record(self.model, self.parameters, self.forward, batch[batch.size - 1 :].inputs)[1]
                 check_independent(self.model, alone, outputs[-1:])
             self._plan_is_new = False
+            # Only now may others use the plan: chunks of one sample check nothing, and theirs may have several.
+            self._plans.keep(self._plan_key(batch), self._plan)
         return self._plan if self._plan is not None and self._plan.fits(uses, batch.size) else None
 
     def _add_chunk(self, batch: Batch) -> None:
@@ -291,7 +309,10 @@ class SampleAccumulator:
             refuse_nested_backward(outputs, self.parameters)
         self.classes = outputs.shape[1] if outputs.ndim == 2 and bool(outputs.isfinite().all()) else None
         plan = self._plan_for(batch, uses, outputs)
-        sites, without_rule = ([], set()) if plan is None else self._sites(plan, uses, outputs)
+        sites: list[Site] = []
+        without_rule: set[str] = set()
+        if plan is not None:
+            sites, without_rule = plan.sites(uses, outputs, self.parameters, self.reduction.coupled_parameters)
         if plan is None or (batch.size > 1 and not self._routes.keep_apart(outputs, sites)):
             for n in range(batch.size):
                 self._add_chunk(batch[n : n + 1])
@@ -303,8 +324,8 @@ class SampleAccumulator:
             score.check_labels(outputs, labels, self.phi)
         if score.softmax:
             if not self.samples:
-                _warn_of_probabilities(next(score.logits(outputs)))
-            precise = precise_outputs(self.model, self.forward, batch.inputs, outputs, score)
+                warn_of_probabilities(next(score.logits(outputs)))
+            precise = precise_outputs(self.model, self.forward, batch.inputs, outputs, score.logits(outputs.detach()))
         rows = score.rows(precise, labels, self.phi, self.generator)
         step = plan.rows_within(self.budget, batch.size)
         for start in range(0, rows.count, step):
@@ -317,19 +338,9 @@ class SampleAccumulator:
                 self._fallback.add(chosen, batch, u)
         self.samples += rows.samples
 
-    def _sites(self, plan: Plan, uses: list[Use], outputs: Tensor) -> tuple[list[Site], set[str]]:
-        """Return where to collect gradients, and the parameters that this does not cover, nor then their mates."""
-        sites, without_rule = plan.sites(uses, outputs, self.parameters)
-        mates = {mate for name in without_rule for mate in self.reduction.mates.get(name, ())} - without_rule
-        if not mates:
-            return sites, without_rule
-        for site in sites:
-            site.wanted = {role: part for role, part in site.wanted.items() if part.name not in mates}
-        return [site for site in sites if site.wanted], without_rule | (mates & self.parameters.keys())
-
     def _add_rows(self, outputs: Tensor, u: Tensor, sites: list[Site], together: int, *, first: bool) -> None:
-        """Send rows backward and let the rules collect what arrives."""
-        arrived = self._backward.arrived(outputs, [edge for site in sites for edge in site.edges], u, together)
+        """Send rows backward, and let the reduction add up what arrives at each use."""
+        arrived = self._backward.gradients_at(outputs, [edge for site in sites for edge in site.edges], u, together)
         arrivals = []
         used: dict[str, list[Part]] = {}
         for site in sites:
@@ -343,20 +354,20 @@ class SampleAccumulator:
             for part in site.wanted.values():
                 used.setdefault(part.name, []).append(part)
         apart = {name for name, parts in used.items() if not disjoint(parts)}
-        mates = self.reduction.mates
+        coupled = self.reduction.coupled_parameters
         for arrival in arrivals:
-            if not self.reduction.takes(arrival._replace(parts=_without(arrival.parts, apart))):
-                apart |= {part.name for part in arrival.parts.values() if part.name in mates}
-        apart |= {mate for name in apart for mate in mates.get(name, ()) if mate in used}
+            if not self.reduction.supports(arrival._replace(parts=_without(arrival.parts, apart))):
+                apart |= {part.name for part in arrival.parts.values() if part.name in coupled}
+        apart |= {other for name in apart for other in coupled.get(name, ()) if other in used}
         for arrival in arrivals:
             alone = _without(arrival.parts, apart)
             if alone:
                 self.reduction.add(arrival._replace(parts=alone))
-        for names in dict.fromkeys(mates.get(name, (name,)) for name in used if name in apart):
+        for names in dict.fromkeys(coupled.get(name, (name,)) for name in used if name in apart):
             self._add_summed([name for name in names if name in used], arrivals)
 
     def _add_summed(self, names: list[str], arrivals: list[Arrival]) -> None:
-        """Add parameters by their gradients: of one that is used in several places, the sum, and only then comes φ."""
+        """Add parameters by their gradients. Those of several uses are summed first, since φ is of the sum."""
         found = [
             (part, role, arrival) for arrival in arrivals for role, part in arrival.parts.items() if part.name in names
         ]
@@ -427,64 +438,6 @@ def _explaining(batch: Batch) -> Iterator[None]:
         raise
 
 
-def _warn_of_probabilities(logits: Tensor) -> None:
-    """Warn of a model that ends in a softmax, of whose outputs another one would be taken."""
-    if are_probabilities(logits):
-        warnings.warn(
-            "The model's outputs are probabilities, which add up to 1 for each sample, and expected are logits, whose "
-            "softmax is taken here: another model is measured, whose logits these are. Return logits, or say how "
-            "they come out of it: forward=lambda model, inputs: model(inputs).clamp(min=1e-30).log().",
-            AnchorholdWarning,
-            stacklevel=1,  # from one place, so that it is shown once
-        )
-
-
-def _measurable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return all real parameters that can have a gradient; quantised ones hold integers."""
-    complex_ones = [name for name, p in named_parameters(model) if p.is_complex()]
-    if complex_ones:
-        warnings.warn(
-            f"{complex_ones[0]!r} is complex, as {len(complex_ones)} of the model's parameters are; importance is "
-            "measured of real ones, and those are left out. Keep the real and imaginary parts as real parameters "
-            "(torch.view_as_complex puts them together), or name the parameters to measure by parameters=.",
-            AnchorholdWarning,
-            stacklevel=1,  # from one place, so that it is shown once
-        )
-    return {name: p for name, p in named_parameters(model) if p.is_floating_point()}
-
-
-def _checked_real(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Return the parameters that were chosen, or say which of them has no importance."""
-    for name, parameter in parameters.items():
-        if not parameter.is_floating_point():
-            raise ModelError(
-                f"{name!r} has type {parameter.dtype}; importance is measured of real floating-point parameters. Leave "
-                "it out of parameters=; of a complex one, keep the real and imaginary parts as real parameters."
-            )
-    return dict(parameters)
-
-
-def widened(budget: int, one: int, free: int | None) -> int:
+def enlarged_budget(budget: int, one: int, free: int | None) -> int:
     """Return how many bytes a chunk may take, given what one sample takes and what is free, if that is known."""
     return budget if free is None else max(budget, min(LARGE_SAMPLES * one, free // FREE_SHARE))
-
-
-def _generator_from_global_state(device: torch.device) -> torch.Generator:
-    """Return a generator that follows from torch's global random state, and leave that as it is."""
-    with torch.random.fork_rng(devices=[]):
-        seed = int(torch.randint(2**62, ()))
-    return torch.Generator(device).manual_seed(seed)
-
-
-def check_outputs(outputs: Tensor, samples: int) -> None:
-    """Refuse outputs that are not of these samples, or not of the parameters."""
-    if outputs.ndim == 0 or len(outputs) != samples:
-        raise ModelError(
-            f"The model returned outputs of shape {tuple(outputs.shape)} for {samples} samples; expected "
-            f"[{samples}, ...]. Give a `forward` whose outputs have one row a sample."
-        )
-    if not outputs.requires_grad:
-        raise ModelError(
-            "The model's outputs do not depend on any of the parameters that are measured, as far as autograd can see. "
-            "Check that its forward pass is not under torch.no_grad() and detaches nothing."
-        )

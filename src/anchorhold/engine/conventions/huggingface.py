@@ -1,11 +1,15 @@
-"""Batches as Hugging Face's language models read them.
+"""What Hugging Face's models do with batches and labels.
 
-Its models take ``labels`` that lie where the tokens lie, and shift them inside their loss: the logits at position t are
-scored with the label at t + 1. The decoder of an encoder-decoder model reads the labels, each one position later, which
-the model makes from them. A measure wants logits and calls models without labels, so it has to do the same.
+Language models take ``labels`` that lie where the tokens lie, and shift them inside their loss: the logits at position
+t are scored with the label at t + 1. The decoder of an encoder-decoder model reads the labels, each one position later,
+which the model makes from them. A measure wants logits and calls models without labels, so it has to do the same.
 
 A module may hold a language model and give something else, such as a tag for every token: then its labels are its own,
 and only its outputs tell.
+
+Classifiers of whole samples choose their loss by ``config.problem_type``. Where that is not set, they set it when they
+first see labels, by a rule of their own: so it is read when importance is measured, and not before. Other models have
+the same field in their configs and never look at it.
 """
 
 import inspect
@@ -18,11 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anchorhold.engine.batches import Batch, Completion, register_convention
-from anchorhold.engine.scores import IGNORED
+from anchorhold.engine.batches import Batch
+from anchorhold.engine.conventions.base import Completion, register_convention
+from anchorhold.engine.conventions.rows import documents_apart, only_wanted_completions
+from anchorhold.engine.scores.output_reading import LIKELIHOOD_OF
+from anchorhold.engine.scores.outputs import IGNORED
 from anchorhold.errors import BatchError
-from anchorhold.integrations.huggingface_packing import documents_apart
-from anchorhold.integrations.huggingface_preferences import only_wanted_completions
 
 
 @register_convention
@@ -30,7 +35,7 @@ def read_as_language_model(model: nn.Module) -> Completion | None:
     """Return how batches are completed: documents apart, labels as the outputs lie, the decoder given what it reads."""
     writer = text_writer(model)
     if writer is None:
-        return partial(documents_apart, causal=False, masked=takes(model, "attention_mask"))
+        return partial(documents_apart, causal=False, masked=accepts_argument(model, "attention_mask"))
     if has_encoder(writer):
         return partial(_with_decoder_inputs, model, writer)
     return partial(_with_next_tokens, model, writer)
@@ -43,7 +48,9 @@ def _with_next_tokens(model: nn.Module, writer: nn.Module, batch: Batch) -> Batc
     if itself:
         refuse_single_texts(batch.inputs, batch.targets)
     given = batch.targets is not None
-    batch = only_wanted_completions(documents_apart(batch, causal=True, masked=takes(model, "attention_mask")))
+    batch = only_wanted_completions(
+        documents_apart(batch, causal=True, masked=accepts_argument(model, "attention_mask"))
+    )
     labelling = partial(_labels_of_text, tokens_of(writer), itself=itself, given=given)
     return replace(batch, labelling=labelling)
 
@@ -105,7 +112,7 @@ def text_writer(model: nn.Module) -> nn.Module | None:
 
 
 def has_encoder(writer: nn.Module) -> bool:
-    """Whether a model that generates has an encoder of its own: labels and logits then lie side by side."""
+    """Return whether a model that generates has an encoder of its own: labels and logits then lie side by side."""
     return bool(getattr(getattr(writer, "config", None), "is_encoder_decoder", False))
 
 
@@ -172,7 +179,7 @@ def with_decoder_inputs(
         inputs: a batch without its labels.
         labels: what the decoder is to write.
     """
-    if any(inputs.get(name) is not None for name in _GIVEN) or not takes(model, _GIVEN[0]):
+    if any(inputs.get(name) is not None for name in _GIVEN) or not accepts_argument(model, _GIVEN[0]):
         return inputs
     refuse_single_texts(inputs, labels)
     prepare = getattr(writer, "prepare_decoder_input_ids_from_labels", None)
@@ -197,15 +204,44 @@ def _one_position_later(writer: nn.Module, labels: Tensor) -> Tensor:
 
 
 def _starts_otherwise(writer: nn.Module) -> bool:
-    """Whether a family of models begins with something else than a start token, by its own function for it."""
+    """Return whether a family of models begins with something else than a start token, by its own function for it."""
     shift = getattr(sys.modules.get(type(writer).__module__), "shift_tokens_right", None)
     return shift is not None and "decoder_start_token_id" not in inspect.signature(shift).parameters
 
 
-def takes(model: nn.Module, name: str) -> bool:
-    """Whether a model can be called with an argument of this name: a module around a language model may not."""
+def accepts_argument(model: nn.Module, name: str) -> bool:
+    """Return whether a model can be called with an argument of this name: a module around a language model may not."""
     try:
         arguments = inspect.signature(model.forward).parameters
     except (TypeError, ValueError):  # a traced model does not say
         return False
     return name in arguments or any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
+
+
+_CLASSIFIERS = tuple(f"For{kind}Classification" for kind in ("Sequence", "Image", "Video", "Audio"))
+"""How the names of those models end whose loss is chosen by it."""
+
+
+def problem_type(model: nn.Module, labels: Tensor | None) -> str | None:
+    """Return the problem type of a model that has one: the one that is set, or that it would set by these labels.
+
+    Args:
+        model: what is called.
+        labels: those that travel with the inputs, as the model's own loss takes them; others may be another loss's.
+    """
+    # Out of torch.compile's and PEFT's wrappers, which call the model itself and give its outputs back.
+    called: Any = getattr(model, "_orig_mod", model)
+    base = getattr(called, "get_base_model", None)
+    found = base() if callable(base) else called
+    called = found if isinstance(found, nn.Module) else model
+    if not any(kind.__name__.endswith(_CLASSIFIERS) for kind in type(called).__mro__):
+        return None
+    config = getattr(called, "config", None)
+    named = getattr(config, "problem_type", None)
+    if isinstance(named, str) and named in LIKELIHOOD_OF:
+        return named
+    if labels is None or not isinstance(getattr(config, "num_labels", None), int):
+        return None
+    if getattr(config, "num_labels", None) == 1:
+        return "regression"
+    return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"

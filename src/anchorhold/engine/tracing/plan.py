@@ -1,40 +1,43 @@
-"""How a model's uses of its parameters are to be read: worked out once, on its first samples."""
+"""Plan how a model's uses of its parameters are read: once for samples of one shape, on the first two of them.
 
-import math
+The model runs on each of the two alone and on both together. Where its tensors grow is where samples lie.
+"""
+
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
 from anchorhold.engine.batches import Batch, Forward
-from anchorhold.engine.isolation.renormed_rows import is_renormed
-from anchorhold.engine.isolation.written_parameters import Writes
-from anchorhold.engine.rules.embedding import Embedding
-from anchorhold.engine.tracing.parameter_uses import Recorder, Use, read_graph
-from anchorhold.engine.tracing.parameter_views import Part
-from anchorhold.engine.tracing.sample_layout import SampleLayout, layout_of, layout_of_shapes, same_values
-from anchorhold.engine.tracing.sample_order import samples_stay_apart
-from anchorhold.errors import BatchError, ModelError, NotFiniteError
+from anchorhold.engine.isolation import version_of
+from anchorhold.engine.rules.base import Part
+from anchorhold.engine.tracing.samples import SampleLayout, layout_of, layout_of_shapes, same_values, samples_stay_apart
+from anchorhold.engine.tracing.uses import Use, read_graph, record
+from anchorhold.errors import ModelError
 
 CPU_PASS = 32 * 2**20
-"""A backward pass of about so many bytes keeps a CPU busy. While one row is less, several are sent as one (by vmap);
-beyond, one row after the other is faster: every layer's backward pass runs as written, and in cache.
+"""Bytes of a backward pass that keep a CPU busy. While one row is less, several are sent as one (by vmap); beyond, one
+row after the other is faster: every layer's backward pass runs as written, and in cache.
 """
 
 ACCELERATOR_PASS = 256 * 2**20
-"""The same on an accelerator, which wants few and large kernels."""
+"""The same on an accelerator, where few and large kernels are fast."""
 
 MANY_ROWS = 16
-"""Samples with more rows (labels) than this have them gathered in blocks, so that a chunk still holds many samples."""
+"""Rows (labels) of a sample that are gathered at once at most, so that a chunk still holds many samples."""
+
+PLANS_BYTES = 2**26
+"""Bytes that the plans of one measurement may take: each holds a sample's outputs, over a large vocabulary maybe."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How one use is read.
+    """How one use is read: where its input and δ hold each sample.
 
     Args:
         signature: the use's own.
@@ -51,7 +54,7 @@ class Reading:
     shapes: tuple[torch.Size, torch.Size]
 
     def fits(self, use: Use, samples: int) -> bool:
-        """Whether a use is the one that was read, with tensors of the shapes that so many samples should have."""
+        """Return whether a use is the one that was read, with tensors of so many samples."""
         if use.signature != self.signature:
             return False
         if self.broadcast:
@@ -126,7 +129,7 @@ class Plan:
     bytes_per_sample: int
 
     def fits(self, uses: list[Use], samples: int) -> bool:
-        """Whether these uses are the ones that the plan was made for."""
+        """Return whether these uses are the ones that the plan was made for."""
         if len(uses) != len(self.readings):
             return False
         for reading, use in zip(self.readings, uses, strict=True):
@@ -135,9 +138,16 @@ class Plan:
         return True
 
     def sites(
-        self, uses: list[Use], outputs: Tensor, parameters: Mapping[str, nn.Parameter]
+        self,
+        uses: list[Use],
+        outputs: Tensor,
+        parameters: Mapping[str, nn.Parameter],
+        coupled: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> tuple[list[Site], set[str]]:
-        """Return where to collect gradients in a chunk, and the parameters that this does not cover."""
+        """Return where to collect gradients in a chunk, and the parameters that this does not cover.
+
+        A parameter that is coupled with one that is not covered is not covered either.
+        """
         without_rule, edges = read_graph(outputs, parameters)
         read = []
         for use, reading in zip(uses, self.readings, strict=True):
@@ -151,6 +161,7 @@ class Plan:
                 read.append((use, reading))
             else:
                 without_rule |= {part.name for part in use.parts.values()}
+        without_rule |= {other for name in without_rule for other in coupled.get(name, ())} & parameters.keys()
         sites = []
         for use, reading in read:
             wanted = {role: part for role, part in use.parts.items() if part.name not in without_rule}
@@ -176,52 +187,36 @@ class Plan:
         return max(1, min(wanted, budget) // (self.bytes_on_the_way * samples))
 
 
-def record(
-    model: nn.Module, parameters: Mapping[str, nn.Parameter], forward: Forward, inputs: Any
-) -> tuple[list[Use], Tensor]:
-    """Run the model and return its uses of ``parameters`` and its outputs."""
-    writes = Writes(model)
-    try:
-        with Recorder(parameters, writes) as recorder:
-            outputs = forward(model, inputs)
-    except BaseException:
-        writes.undo()
-        raise
-    writes.check()
-    if not isinstance(outputs, Tensor):
-        raise BatchError(
-            f"`forward` returned a {type(outputs).__name__}; expected the tensor of outputs, [N, ...]. Return the "
-            "tensor to measure, such as the logits."
-        )
-    if outputs.is_complex():
-        raise ModelError(
-            f"The model's outputs are complex, of type {outputs.dtype}; expected real ones, which a softmax and a norm "
-            "are defined for. Give a `forward` that returns what is read off them: forward=lambda model, inputs: "
-            "model(inputs).abs(), or .real, or torch.view_as_real(model(inputs)).flatten(-2)."
-        )
-    if not bool((outputs < math.inf).all()):  # -inf is a class that is masked out
-        raise NotFiniteError(
-            "The model's outputs hold NaN or infinity; expected numbers. Check the inputs for NaN, and the weights for "
-            "divergence."
-        )
-    _check_renormed(parameters, recorder.uses, outputs)
-    return recorder.uses, outputs
+def plan_key(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], forward: object, shapes: list[torch.Size]
+) -> tuple[object, ...]:
+    """Return what a plan depends on: it may serve wherever this is equal."""
+    # A reference that does not keep the model: a sharded one's twin is made for a pass, whole, and goes after it.
+    watched = tuple((name, id(parameter)) for name, parameter in parameters.items())
+    weights = tuple(version_of(parameter) for parameter in model.parameters())
+    return weakref.ref(model), id(forward), watched, weights, tuple(shapes)
 
 
-def _check_renormed(parameters: Mapping[str, nn.Parameter], uses: list[Use], outputs: Tensor) -> None:
-    """Raise where an embedding shortened rows of a table (``max_norm``) that the model has another use for, too.
+class Plans:
+    """Plans that the passes and the measures of one measurement share, so that each is made once.
 
-    What that other use sees depends on which rows were looked up before, by this sample or by others.
+    Making a plan runs the model three times, on samples alone and in a pair, and its check once more. A plan holds for
+    every batch whose samples have the same shapes, as long as the model is called in the same way, for the same
+    parameters, and its weights stay as they are.
     """
-    for name in [name for name, parameter in parameters.items() if is_renormed(parameter)]:
-        own = [use.rule for use in uses if any(part.name == name for part in use.parts.values())]
-        looked_up = [isinstance(rule, Embedding) and rule.shortens for rule in own]
-        if not all(looked_up) or (own and name in read_graph(outputs, parameters)[0]):
-            raise ModelError(
-                f"An embedding with max_norm shortens rows of {name!r}, which the model uses elsewhere too (a tied "
-                "head?), so its outputs for a sample depend on which rows were looked up before it. Shorten the whole "
-                "table before measuring: with torch.no_grad(): weight.copy_(weight.renorm(2, 0, max_norm))."
-            )
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[object, ...], Plan] = {}
+
+    def find(self, key: tuple[object, ...]) -> Plan | None:
+        """Return the plan under this :func:`plan_key`, or ``None``."""
+        return self._kept.get(key)
+
+    def keep(self, key: tuple[object, ...], plan: Plan) -> None:
+        """Keep a plan, the first under its key, and drop the oldest ones beyond ``PLANS_BYTES``."""
+        self._kept.setdefault(key, plan)
+        while len(self._kept) > 1 and sum(kept.outputs.nbytes for kept in self._kept.values()) > PLANS_BYTES:
+            del self._kept[next(iter(self._kept))]
 
 
 def plan_for_one(uses: list[Use], outputs: Tensor) -> Plan:
@@ -278,25 +273,21 @@ def check_independent(model: nn.Module, alone: Tensor, among_others: Tensor) -> 
     One sample does not tell of all: what looks back along the batch, as a recurrent layer does that takes samples for
     positions, leaves the first one as it is, and what looks ahead the last.
     """
-    if not same_values(alone, among_others):
-        raise ModelError(
-            "The model's outputs for one sample change when other samples are in the batch, so no per-sample gradient "
-            "exists: its layers mix samples or draw random numbers in eval mode, or an input that belongs to no "
-            "sample happens to have as many entries as the batch has samples (then use another batch size)."
-            + _positions_first(model)
-        )
-
-
-def _positions_first(model: nn.Module) -> str:
-    """Return a hint at layers that take samples for positions where they are given ``[N, T, ...]``."""
-    found = [(name, module) for name, module in model.named_modules() if getattr(module, "batch_first", True) is False]
-    if not found:
-        return ""
-    name, module = found[0]
-    return (
-        f" {name or 'The model'} ({type(module).__name__}) was made without batch_first=True, so it takes its input as "
-        "[positions, samples, ...]: if it is given [samples, positions, ...], it runs along the samples. Make it with "
-        "batch_first=True, or transpose what goes in and what comes out."
+    if same_values(alone, among_others):
+        return
+    hint = ""
+    for name, module in model.named_modules():
+        if getattr(module, "batch_first", True) is False:  # takes samples for positions, given [N, T, ...]
+            hint = (
+                f" {name or 'The model'} ({type(module).__name__}) was made without batch_first=True, so it takes its "
+                "input as [positions, samples, ...]: if it is given [samples, positions, ...], it runs along the "
+                "samples. Make it with batch_first=True, or transpose what goes in and what comes out."
+            )
+            break
+    raise ModelError(
+        "The model's outputs for one sample change when other samples are in the batch, so no per-sample gradient "
+        "exists: its layers mix samples or draw random numbers in eval mode, or an input that belongs to no "
+        f"sample happens to have as many entries as the batch has samples (then use another batch size).{hint}"
     )
 
 
@@ -319,7 +310,7 @@ def _read(one: Use, two: Use) -> Reading | None:
 
 
 def _plan(readings: list[Reading | None], uses: list[Use], outputs: Tensor, saved: int = 0) -> Plan:
-    """Estimate the memory: what a forward pass keeps, and what each row needs on its way back."""
+    """Return a plan with an estimate of the memory: what a forward pass keeps, and each row on its way back."""
     samples = max(1, len(outputs))
     made = sum(use.bytes for use in uses)
     kept = max(saved, made)

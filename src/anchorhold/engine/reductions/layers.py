@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.engine.phi import Phi
-from anchorhold.engine.reductions.base import Arrival, Reduction, at_least_single
-from anchorhold.engine.reductions.diagonal import DiagonalReduction
+from anchorhold.engine.reductions.base import Arrival, DiagonalReduction, Reduction, at_least_single
 from anchorhold.engine.rules.base import Products, tile_bytes
 from anchorhold.tensors.matrices import Precision, products_in
 
@@ -38,7 +37,7 @@ class Block(NamedTuple):
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is one; a bias by itself, or the scale of a norm, is not."""
+        """Whether the block is one; a bias by itself, or the scale of a norm, is not."""
         return len(self.shape) > 1
 
     @property
@@ -97,12 +96,12 @@ class LayerReduction(Reduction):
         self.sums = self._beside.sums
 
     @property
-    def mates(self) -> Mapping[str, tuple[str, ...]]:
+    def coupled_parameters(self) -> Mapping[str, tuple[str, ...]]:
         """The parameters of each matrix."""
         return {name: block.parameters for name, block in self.blocks.items()}
 
-    def takes(self, arrival: Arrival) -> bool:
-        """Whether a use brings all of each matrix that it has a part in."""
+    def supports(self, arrival: Arrival) -> bool:
+        """Return whether a use brings all of each matrix that it has a part in."""
         present = {role: part.name for role, part in arrival.parts.items() if part.geometry is None}
         for part in arrival.parts.values():
             block = self.blocks.get(part.name)
@@ -113,12 +112,12 @@ class LayerReduction(Reduction):
             if not whole or arrival.rule.inputs_first != block.inputs_first:
                 return False
             some = arrival.rule.products(arrival.input[:1], arrival.delta[:1, :1])
-            if some is None or not self.takes_products(block, some):
+            if some is None or not self.supports_products(block, some):
                 return False
         return True
 
-    def takes_products(self, block: Block, some: Products) -> bool:
-        """Whether a block's δ and a, of which some are given, can be done with."""
+    def supports_products(self, block: Block, some: Products) -> bool:
+        """Return whether a block's δ and a, of which some are given, can be added up."""
         return True
 
     def add(self, arrival: Arrival) -> None:
