@@ -100,7 +100,7 @@ def _settling_table(settled: Sequence[Settling], verdicts: Sequence[Verdict]) ->
         seeds = f"{each.seeds}" if each.seeds else f"more than {MOST_SEEDS}"
         minutes = f"{each.minutes:.1f} ({', '.join(each.devices)})" if each.seeds else ""
         rows.append((name, *measured[name], seeds, minutes, f"`{item}`", _INSTEAD.get(name, "")))
-    return _markdown(("claim", "measured", "limit", "seeds", "minutes", "item", "beside that"), rows)
+    return markdown(("claim", "measured", "limit", "seeds", "minutes", "item", "beside that"), rows)
 
 
 def _table(verdicts: Sequence[Verdict]) -> str:
@@ -114,7 +114,7 @@ def _table(verdicts: Sequence[Verdict]) -> str:
         )
         for each in verdicts
     ]
-    return _markdown(("claim", "verdict", "measured", "limit", "the authors' data"), rows)
+    return markdown(("claim", "verdict", "measured", "limit", "the authors' data"), rows)
 
 
 def _measured(verdict: Verdict) -> str:
@@ -122,7 +122,8 @@ def _measured(verdict: Verdict) -> str:
     return verdict.statistic.rpartition(": ")[2]
 
 
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines) + "\n"
 
