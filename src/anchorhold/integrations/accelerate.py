@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from anchorhold.errors import MissingExtraError, StateError
 from anchorhold.guard import Guard
-from anchorhold.integrations.callbacks import STATE_NAME, checked_guard, join_processes, statistics
+from anchorhold.integrations.callbacks import STATE_NAME, checked_guard, join_processes, state_file, statistics
 
 try:
     from accelerate.accelerator import Accelerator
@@ -64,7 +64,7 @@ def prepare_guard(accelerator: Accelerator, guard: Guard, *optimizers: Optimizer
         guard.save(Path(folder) / name)
 
     def load(_models: list[Any], folder: str | os.PathLike[str]) -> None:
-        path = Path(folder) / name
+        path = state_file(Path(folder), name)
         if not path.is_file():
             raise StateError(
                 f"There is no guard's state at {str(path)!r}: the checkpoint was made without prepare_guard(). Nothing "

@@ -5,6 +5,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -142,6 +143,12 @@ TRAINED = (
 
 STATE_NAME = "anchorhold.safetensors"
 """The file that holds it, beside those of the model and the optimiser."""
+
+
+def state_file(folder: Path, name: str = STATE_NAME) -> Path:
+    """Return the path of a guard's state in a checkpoint, which version 0.1.0 called holdfast.safetensors."""
+    earlier = folder / name.replace("anchorhold", "holdfast")
+    return earlier if earlier.is_file() and not (folder / name).exists() else folder / name
 
 
 def join_processes(guard: Guard) -> None:

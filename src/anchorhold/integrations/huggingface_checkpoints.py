@@ -17,7 +17,7 @@ from anchorhold.errors import StateError
 from anchorhold.guard import Guard
 from anchorhold.guard.distributed.ranks import Ranks
 from anchorhold.guard.state import files as state_files
-from anchorhold.integrations.callbacks import STATE_NAME, task_free_state
+from anchorhold.integrations.callbacks import STATE_NAME, state_file, task_free_state
 from anchorhold.task_free import TaskFree
 from anchorhold.tensors.checksums import checksum, earlier_checksum
 from anchorhold.tensors.sharding import is_sharded
@@ -52,14 +52,14 @@ def state_to_resume(args: TrainingArguments, state: TrainerState) -> dict[str, A
     candidates = [Path(given)] if given else []
     candidates.append(_checkpoint(args, state))
     for folder in candidates:
-        path = folder / STATE_NAME
+        path = state_file(folder)
         if not path.is_file() or not _is_of(state, folder, named=bool(given) and folder == candidates[0]):
             continue
         found = state_files.read(path)
         if _MARK in found and found[_MARK] != _mark(state):
             raise StateError(_written_over(path))
         return found
-    wanted = candidates[0] / STATE_NAME
+    wanted = state_file(candidates[0])
     if wanted.is_file() and not given and _mark(state) is None and not state.log_history:
         raise StateError(
             f"Training resumes at step {state.global_step}, and whether the guard's state at {str(wanted)!r} is of "
@@ -76,7 +76,7 @@ def state_to_resume(args: TrainingArguments, state: TrainerState) -> dict[str, A
 def state_of_best(state: TrainerState, guard: Guard) -> dict[str, Any]:
     """Return the guard's state in the best checkpoint, whose weights the Trainer has just loaded."""
     folder = Path(str(state.best_model_checkpoint))
-    path = folder / STATE_NAME
+    path = state_file(folder)
     beside = folder / TRAINER_STATE_NAME
     if not path.is_file() or not beside.is_file():
         raise StateError(f"The best checkpoint, whose weights were loaded, has no guard's state at {str(path)!r}.")

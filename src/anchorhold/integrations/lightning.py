@@ -244,6 +244,11 @@ class AnchorholdCallback(Callback):
         elif self.consolidate_at_end is False:
             end_within_tolerance(self.guard, share)
 
+    @property
+    def state_key(self) -> str:
+        """Return the key of the guard's state in a checkpoint, by which version 0.1.0 wrote and read it too."""
+        return type(self).__qualname__.replace("AnchorholdCallback", "HoldfastCallback")
+
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Notice a checkpoint that knows nothing of the guard, and one that is loaded for its weights alone.
 

@@ -239,7 +239,8 @@ def _restored(
         gather = (lambda tensor: tensor) if ledger.form.elementwise else whole  # a matrix is kept in parts by itself
         matrix = ledger.form.restore(blocks[name], {part: gather(t) for part, t in parts.items()}, parameters)
         found[name] = core.resting_matrix(matrix.map(Tensor.clone), ledger, once, parameters)
-    return found
+    # In the model's order, as they were measured: a file has them by name, and sums over them are rounded by order.
+    return {name: found[name] for name in blocks if name in found}
 
 
 def _merged_anchor(core: Core, merged: Mapping[str, dict[str, Tensor]]) -> dict[str, Change]:

@@ -35,12 +35,15 @@ The files hold importance and the weights that it was measured at. They hold non
 
 _OURS = "library_name: anchorhold"
 """The line of a card's front matter by which it is known."""
+_EARLIER = "library_name: holdfast"
+"""That line as version 0.1.0 wrote it."""
 
 
 def is_own(text: str) -> bool:
     """Whether a text is a card of shared importance, and not that of a model, say."""
     first, *lines = text.splitlines() or [""]
-    return first.strip() == "---" and _OURS in itertools.takewhile(lambda line: line.strip() != "---", lines)
+    front = list(itertools.takewhile(lambda line: line.strip() != "---", lines))
+    return first.strip() == "---" and (_OURS in front or _EARLIER in front)
 
 
 def card(settings: Mapping[str, Any], repo: str) -> str:

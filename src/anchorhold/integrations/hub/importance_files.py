@@ -30,6 +30,8 @@ from anchorhold.tensors.names import named_parameters
 from anchorhold.whole_files import write_whole
 
 TENSORS, SETTINGS, CARD = "importance.safetensors", "anchorhold.json", "README.md"
+EARLIER_SETTINGS = "holdfast.json"
+"""What version 0.1.0 called the file of settings."""
 CARRIED = ("version", "decay", "tasks", "parameters", "left_frozen", "averages", "frozen_norms", "layouts")
 """What goes along of a guard's state, beside its importance and its anchor."""
 
@@ -126,13 +128,15 @@ def from_pretrained(
     """
     place = Path(source)
     if not place.is_dir():
-        place = downloaded(str(source), (TENSORS, SETTINGS), revision=revision, token=token, endpoint=endpoint)
-    settings = read_settings(place / SETTINGS)
+        known = {TENSORS: None, SETTINGS: EARLIER_SETTINGS}
+        place = downloaded(str(source), known, revision=revision, token=token, endpoint=endpoint)
+    written = place / (EARLIER_SETTINGS if _is_earlier(place) else SETTINGS)
+    settings = read_settings(written)
     own: dict[str, Any] = {key: settings[key] for key in ("anchor", "decay")}
-    own["form"] = form_of(place / SETTINGS, settings["form"])
+    own["form"] = form_of(written, settings["form"])
     if taken := sorted(options.keys() & {*own, "measure", "protect"}):
         raise ConfigurationError(f"{taken[0]}= is part of what was measured, and was given too. Leave it out.")
-    measure, names = measure_of(place / SETTINGS, settings["measure"]), set(settings["parameters"])
+    measure, names = measure_of(written, settings["measure"]), set(settings["parameters"])
     _refuse_another_model(source, names, model)
     options["batch_norm"] = _batch_norm(settings.get("batch_norm"), **options)
     options["space"] = _space(**options)
@@ -204,6 +208,11 @@ def _buffers(guard: Guard) -> dict[str, Any]:
     """Return by what the buffers are known again, unless the model was trained since, and has others by now."""
     marks = buffer_marks(guard.model) if distance(guard.parameters, guard.anchor) <= ELSEWHERE else {}
     return {"buffers": marks} if marks else {}
+
+
+def _is_earlier(place: Path) -> bool:
+    """Whether version 0.1.0 wrote a folder, and none since."""
+    return (place / EARLIER_SETTINGS).is_file() and not (place / SETTINGS).exists()
 
 
 _PUSHED = "Give a repository that is yours, 'user/name', a token that may write, and a connection."

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,13 @@ _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 """The name of a repository, ``user/name``."""
 
 
-def downloaded(source: str, names: Sequence[str], **given: Any) -> Path:
+def downloaded(source: str, names: Mapping[str, str | None], **given: Any) -> Path:
     """Return the folder that files of a repository were downloaded into, or were already.
+
+    Args:
+        source: the repository.
+        names: of the files, each with what version 0.1.0 called it, which serves where there is none of that name.
+        given: as for ``hf_hub_download``.
 
     What can be no repository's name is refused before the hub is asked, which takes its time where there is none.
     """
@@ -24,8 +29,20 @@ def downloaded(source: str, names: Sequence[str], **given: Any) -> Path:
         raise StateError(f"{source!r} {what}, and no name of a repository. {expected}")
     hub = library()
     with refusals_told(f"{source!r} {what}, and could not be had from the hub", expected):
-        here = [Path(hub.hf_hub_download(source, name, **given)).parent for name in names]
+        here = [_download(hub, source, *of_file, **given).parent for of_file in names.items()]
     return here[0]  # that of one commit, which all are of
+
+
+def _download(hub: Any, source: str, name: str, earlier: str | None, **given: Any) -> Path:
+    """Return where a file of a repository lies, or the one of its earlier name."""
+    try:
+        return Path(hub.hf_hub_download(source, name, **given))
+    except hub.errors.EntryNotFoundError:
+        if earlier is None:
+            raise
+        with contextlib.suppress(hub.errors.EntryNotFoundError):
+            return Path(hub.hf_hub_download(source, earlier, **given))
+        raise
 
 
 def has_card_of_others(api: Any, repo: str, card: str, revision: str | None) -> bool:

@@ -16,6 +16,8 @@ from anchorhold_lab.experiments.store.provenance import device_name, versions
 
 _FINISHED, _WITHIN = "finished-task", "within-task"
 _SUFFIX = ".safetensors"
+_RENAMED = {"holdfast": "anchorhold"}
+"""What version 0.1.0 called what a checkpoint belongs to."""
 
 
 @dataclass
@@ -114,8 +116,9 @@ def _parts(path: Path) -> tuple[dict[str, Any], Checkpoint]:
     """Return whose a checkpoint is, and the checkpoint."""
     content = read_nested(path)
     try:
-        return dict(content["belongs"]), Checkpoint(**content["checkpoint"])
-    except (KeyError, TypeError, ValueError) as error:
+        belongs = {_RENAMED.get(what, what): value for what, value in content["belongs"].items()}
+        return belongs, Checkpoint(**content["checkpoint"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StateError(f"{str(path)!r} holds a nested state, but not a checkpoint's.") from error
 
 
