@@ -182,7 +182,7 @@ def test_a_hold_that_leans(kind):
 def test_in_other_forms_a_hold_that_leans_is_refused(form):
     """Rounding would make it lean along directions that nothing holds, by as much more as the strength is larger."""
     for leaning in ({"anchor": "mean"}, {"anchor": "mean", "gradient_term": True}):
-        with pytest.raises(anchorhold.ConfigurationError, match="by which the hold leans"):
+        with pytest.raises(anchorhold.ConfigurationError, match="which gives the hold a linear term"):
             anchorhold.Guard(net(), "EWC", form=form, implicit=True, **leaning)
 
 

@@ -26,7 +26,7 @@ def checked_bytes(within: int | None) -> int | None:
     return None if within is None else whole_number("within", within, "a whole number of bytes, at least 1", least=1)
 
 
-def turns_of(core: Core, most: int | None) -> list[list[Block]]:
+def chunks_of(core: Core, most: int | None) -> list[list[Block]]:
     """Return the blocks of each turn, in their own order: all in one, unless a bound is given."""
     form = core.state.driving.form
     blocks = core.blocks(form)
@@ -67,6 +67,8 @@ def in_turns(groups: Sequence[Sequence[Block]], sizes: Sequence[int], most: int)
     return turns
 
 
-def put_to_rest(core: Core, matrices: Mapping[str, Matrix]) -> dict[str, Matrix]:
+def all_to_storage(core: Core, matrices: Mapping[str, Matrix]) -> dict[str, Matrix]:
     """Return what was found as it will be kept, so that the next turn has the memory."""
-    return {name: core.resting_matrix(matrix, core.state.driving, each_as_it_is) for name, matrix in matrices.items()}
+    return {
+        name: core.matrix_to_storage(matrix, core.state.driving, each_as_it_is) for name, matrix in matrices.items()
+    }

@@ -107,7 +107,7 @@ def costs_of(core: Core) -> Costs:
         cost, single = form.cost(block, measured), running_dtype(members[0]).itemsize
         anchored, kept = (each.dtype.itemsize if each.dtype else single for each in (core.options.storage, storage))
         weights = sum(parameter.numel() for parameter in members)
-        anchors, applying = weights * (2 if core.leans else 1), cost.applying
+        anchors, applying = weights * (2 if core.has_linear_term else 1), cost.applying
         if block.name in core.merged.adapters:
             anchors, applying = _of_merged(core, block, cost)
         own = core.state.driving.total.get(block.name)

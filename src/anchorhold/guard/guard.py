@@ -33,8 +33,8 @@ from anchorhold.guard.penalties import penalty_of
 from anchorhold.guard.refreshing import refresh
 from anchorhold.guard.retention.evaluate import look
 from anchorhold.guard.retention.following import predicted
-from anchorhold.guard.retention.keep_inputs import keep_inputs, tell_unless_binding
-from anchorhold.guard.retention.other_models import tell_of_another_model
+from anchorhold.guard.retention.keep_inputs import keep_inputs, warn_unless_binding
+from anchorhold.guard.retention.other_models import warn_of_another_model
 from anchorhold.guard.rollback.rollback import GoingBack
 from anchorhold.guard.rollback.weight_average import evaluated_weights
 from anchorhold.guard.state import files as state_files
@@ -221,9 +221,9 @@ class Guard(NotACallback):
         if isinstance(c, dict):
             strengths = PatternStrengths(c)
             check_strengths(self._core, strengths)
-            self._core.hold_by(strengths.largest, strengths, None)
+            self._core.set_strength(strengths.largest, strengths, None)
         else:
-            self._core.hold_by(c, None, None)
+            self._core.set_strength(c, None, None)
         if self._core.task.steps and self._attachment.holds_by_itself:  # in the middle of a task
             for monitor in self._attachment.monitors:
                 monitor.before_parameters(self._core.runtime.parameters)
@@ -246,7 +246,7 @@ class Guard(NotACallback):
             )
         self._core.state.tolerance = dataclasses.replace(self._core.state.tolerance, nats=value)
         self._core.state.asked = Setting(self._core.state.asked.value, "given")
-        tell_unless_binding(self._core.state, self._core.state.kept.values())
+        warn_unless_binding(self._core.state, self._core.state.kept.values())
 
     @property
     def kept(self) -> KeptSets:
@@ -366,7 +366,7 @@ class Guard(NotACallback):
     @property
     def leans(self) -> bool:
         """Whether the hold leans at its anchor, once there is one: see :attr:`tilt`."""
-        return self._core.leans
+        return self._core.has_linear_term
 
     @property
     def tilt(self) -> dict[str, Tensor]:
@@ -374,7 +374,7 @@ class Guard(NotACallback):
 
         It is there with ``anchor="mean"`` in forms other than the diagonal, and with ``gradient_term=True``.
         """
-        return dict(self._core.state.tilt)
+        return dict(self._core.state.linear_term)
 
     def cost(self) -> Costs:
         """Return what the guard's form takes of memory and time, block by block, before anything is measured.
@@ -419,7 +419,7 @@ class Guard(NotACallback):
                 implicit; of an optimiser that is attached already, the latest call counts.
         """
         self._attachment.attach(optimizers, hold=hold)
-        self._attachment.settle_norms()
+        self._attachment.keep_statistics()
 
     def may_attach(self, optimizer: Optimizer) -> bool:
         """Whether an optimiser trains protected parameters, or frozen ones that will be once they are unfrozen."""
@@ -578,7 +578,7 @@ class Guard(NotACallback):
         """
         with self._attachment.set_aside():
             found = dataclasses.replace(look(self._core), second_order_prediction=predicted(self._core))
-        tell_of_another_model(self._core, found)
+        warn_of_another_model(self._core, found)
         return found
 
     @torch.inference_mode(mode=False)
@@ -759,7 +759,7 @@ class Guard(NotACallback):
         if core.state.is_anchored:  # importance of others comes without the strength that a relative one is to find
             core.state.strength = found_strength(core, core.state.driving.total, core.folding.silent)
         self._attachment.watcher.measures.observed = Observed()
-        self._attachment.settle_norms()
+        self._attachment.keep_statistics()
         if core.state.is_anchored and core.state.strength:
             self._attachment.look_out()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anchorhold.errors import AnchorholdWarning, BatchError, OrderError
 from anchorhold.forms import Block, Matrix
-from anchorhold.guard.chunks import put_to_rest, turns_of
+from anchorhold.guard.chunks import all_to_storage, chunks_of
 from anchorhold.guard.core import Core, GuardState, Runtime
 from anchorhold.guard.distributed.all_batches import EveryonesBatches
 from anchorhold.guard.distributed.gathering import is_cut_up, refuse_another_model
@@ -19,7 +19,7 @@ from anchorhold.guard.distributed.ranks import ALONE, Ranks, is_one_of_several
 from anchorhold.guard.distributed.sharded_matrices import as_parameters_are, unsharded
 from anchorhold.guard.distributed.whole_model import whole_model
 from anchorhold.guard.ledger import Ledger, TaskImportance
-from anchorhold.guard.microbatches.gradient_sums import Asked
+from anchorhold.guard.microbatches.gradient_sums import MeanKey
 from anchorhold.guard.monitor import Monitor
 from anchorhold.guard.task_classes import Classes, together
 from anchorhold.guard.task_gradient import TaskGradient
@@ -41,7 +41,7 @@ REHEARSED = 2
 
 
 @dataclass
-class Finding:
+class TaskResult:
     """What a measure found for a task, on its way into the total."""
 
     matrices: dict[str, Matrix]
@@ -90,11 +90,11 @@ def measure_task(
     batches: Iterable[Any] | None,
     forward: Forward | None,
     within: int | None = None,
-) -> dict[str, Finding]:
+) -> dict[str, TaskResult]:
     """Return what each measure found, by its name; one that only watches and saw no step is left out."""
     sampled = _sampled(core.state)
-    turns = core.runtime.ranks.together(lambda: turns_of(core, within))
-    _tell_notices(core)
+    turns = core.runtime.ranks.together(lambda: chunks_of(core, within))
+    _warn_of_notices(core)
     gradient = TaskGradient(core) if core.options.gradient_term else None
     core.choose_gathering()
     found = core.runtime.ranks.together(lambda: _measure_without_data(core))
@@ -116,14 +116,14 @@ def rehearse_task(
     sampled = _sampled(core.state)
     if not sampled and not core.options.gradient_term:
         return
-    _tell_notices(core)
+    _warn_of_notices(core)
     core.choose_gathering()
     given = core.runtime.ranks.together(lambda: _given(batches, sampled))
     gradient = TaskGradient(core) if core.options.gradient_term else None
     TaskMeasurement(core, monitors, sampled, given, forward, gradient).rehearse()
 
 
-def _tell_notices(core: Core) -> None:
+def _warn_of_notices(core: Core) -> None:
     """Warn of what a form keeps in another way than was asked for, once for each form."""
     form = core.state.driving.form
     for message in form.notices(core.blocks(form)):
@@ -136,9 +136,9 @@ def _sampled(state: GuardState) -> dict[str, SampleMeasure]:
     return {name: cast("SampleMeasure", ledger.measure) for name, ledger in ledgers if ledger.measure.needs.data}
 
 
-def _measure_without_data(core: Core) -> dict[str, Finding]:
+def _measure_without_data(core: Core) -> dict[str, TaskResult]:
     """Return what the measures found that look at the path or the weights alone."""
-    found: dict[str, Finding] = {}
+    found: dict[str, TaskResult] = {}
     for name, ledger in core.state.ledgers.items():
         needs = ledger.measure.needs
         if needs.data:
@@ -153,7 +153,7 @@ def _measure_without_data(core: Core) -> dict[str, Finding]:
             continue
         matrices, lasting = _finished(core, ledger, {})
         raw = dict(next(iter(ledger.running.values()))) if ledger.running else None
-        found[name] = Finding(matrices, lasting, raw)
+        found[name] = TaskResult(matrices, lasting, raw)
     return found
 
 
@@ -171,7 +171,7 @@ def squares_of_samples(core: Core, batches: Iterable[Any], forward: Forward | No
     collector = fisher.accumulator(model, parameters, forward, reduction=core.own_parts(fisher.phi))
     collect(core.runtime, [collector], core.runtime.ranks.together(lambda: check_batches(batches)), forward)
     _add_up(core.runtime, collector)
-    found = core.runtime.everyone.together(collector.result).values
+    found = core.runtime.measuring_ranks.together(collector.result).values
     return {name: wrap_local(found[name], parameter) for name, parameter in core.runtime.parameters.items()}
 
 
@@ -190,7 +190,7 @@ def _given(batches: Iterable[Any] | None, sampled: Mapping[str, SampleMeasure]) 
     return check_batches(batches)
 
 
-def _watched(core: Core, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any] | None) -> dict[str, Finding]:
+def _watched(core: Core, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any] | None) -> dict[str, TaskResult]:
     """Return what measures that look at data have seen of micro-batches; data beside it are for others alone."""
     watched = core.task.watched
     assert watched is not None
@@ -204,9 +204,9 @@ def _watched(core: Core, sampled: Mapping[str, SampleMeasure], batches: Iterable
         )
     found = {}
     for name, measure in sampled.items():
-        sums = watched.sums[Asked.by(measure)]
+        sums = watched.sums[MeanKey.by(measure)]
         matrices, lasting = _finished(core, core.state.ledgers[name], sums.squares())
-        found[name] = Finding(matrices, lasting, None, sums.samples, {}, watched.classes.labels, sums.outputs)
+        found[name] = TaskResult(matrices, lasting, None, sums.samples, {}, watched.classes.labels, sums.outputs)
     return found
 
 
@@ -223,7 +223,7 @@ class TaskMeasurement:
     gradient: TaskGradient | None = None
     """The gradient of the task's own loss, which is measured beside, where the hold has a linear term of it."""
 
-    def in_turns(self, turns: Sequence[Sequence[Block]]) -> dict[str, Finding]:
+    def in_turns(self, turns: Sequence[Sequence[Block]]) -> dict[str, TaskResult]:
         """Measure the layers of each turn in passes of their own, and all that has no layers in those of the first."""
         core = self.core
         passes = len(turns) * self._passes
@@ -237,11 +237,11 @@ class TaskMeasurement:
             return self.in_passes()
         found = self.in_passes(turns[0])
         of_driver = found[core.state.driver]
-        of_driver.matrices = put_to_rest(core, of_driver.matrices)
+        of_driver.matrices = all_to_storage(core, of_driver.matrices)
         rest = replace(self, sampled={core.state.driver: self.sampled[core.state.driver]}, gradient=None)
         for blocks in turns[1:]:
             own = rest.in_passes(blocks)[core.state.driver]
-            of_driver.matrices |= put_to_rest(core, own.matrices)
+            of_driver.matrices |= all_to_storage(core, own.matrices)
             of_driver.fallback |= own.fallback
         return found
 
@@ -263,7 +263,7 @@ class TaskMeasurement:
         """Return how many times the batches are gone through."""
         return max((self.core.state.ledgers[name].form.passes for name in self.sampled), default=1)
 
-    def in_passes(self, some: Sequence[Block] | None = None) -> dict[str, Finding]:
+    def in_passes(self, some: Sequence[Block] | None = None) -> dict[str, TaskResult]:
         """Measure in as many passes as the forms need; of the driving measure some blocks, where these are not all."""
         core = self.core
         known: dict[str, dict[str, Tensor]] = {name: {} for name in self.sampled}
@@ -285,7 +285,9 @@ class TaskMeasurement:
                 made = ledger.form.matrices(measure, self._blocks(name, some), known[name])
                 matrices, lasting = {key: as_parameters_are(each, core.measured) for key, each in made.items()}, {}
             first = seen[name]
-            found[name] = Finding(matrices, lasting, None, first.samples, first.fallback, classes.labels, first.outputs)
+            found[name] = TaskResult(
+                matrices, lasting, None, first.samples, first.fallback, classes.labels, first.outputs
+            )
         return found
 
     def _blocks(self, name: str, some: Sequence[Block] | None) -> Sequence[Block]:
@@ -301,7 +303,9 @@ class TaskMeasurement:
         if ledger.form.elementwise:  # of which each process has a part of its own where parameters are sharded
             return ledger.form.prepare_next_pass(blocks, means, earlier, decay)
         earlier = {key: unsharded(matrix) for key, matrix in earlier.items()}
-        return core.runtime.everyone.from_first(lambda: ledger.form.prepare_next_pass(blocks, means, earlier, decay))
+        return core.runtime.measuring_ranks.from_first(
+            lambda: ledger.form.prepare_next_pass(blocks, means, earlier, decay)
+        )
 
     def one_pass(
         self, known: Mapping[str, Mapping[str, Tensor]], some: Sequence[Block] | None
@@ -321,7 +325,7 @@ class TaskMeasurement:
         layers = {collectors[name] for name in self.sampled if not core.state.ledgers[name].form.elementwise}
         for collector in every:
             _add_up(core.runtime, collector, in_parts=collector not in layers)
-        results = core.runtime.everyone.together(lambda: {collector: collector.result() for collector in every})
+        results = core.runtime.measuring_ranks.together(lambda: {collector: collector.result() for collector in every})
         # A rank that had no sample has not met the parameters that no rule covers.
         ways = ranks.each(lambda: [result.fallback for result in results.values()])
         for result, theirs in zip(results.values(), zip(*ways, strict=True), strict=True):
@@ -376,7 +380,7 @@ def collect(
         return _collected(runtime.ranks, collectors, batches, runtime.marking)
     look = partial(refuse_another_model, runtime.model, collectors[0], forward)
     cut_up = is_cut_up(runtime.model, runtime.ranks)
-    every = EveryonesBatches(batches, runtime.ranks, runtime.everyone, look if cut_up else None)
+    every = EveryonesBatches(batches, runtime.ranks, runtime.measuring_ranks, look if cut_up else None)
     return _collected(ALONE, collectors, every, runtime.marking)
 
 

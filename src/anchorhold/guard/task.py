@@ -10,17 +10,17 @@ from torch import Tensor
 from anchorhold.adapters import Change
 from anchorhold.errors import NotFiniteError
 from anchorhold.forms import Matrix
-from anchorhold.guard.anchors import new_anchor, new_merged_anchor, new_tilt
+from anchorhold.guard.anchors import new_anchor, new_linear_term, new_merged_anchor
 from anchorhold.guard.arguments.strengths import strength_from
 from anchorhold.guard.batch_norm.at_consolidation import TaskNorms, norms_of_task
 from anchorhold.guard.core import Core, Runtime
 from anchorhold.guard.distributed.same_run import refuse_unless_same_run
 from anchorhold.guard.ledger import TaskImportance
-from anchorhold.guard.measurement import Finding, measure_task, rehearse_task
+from anchorhold.guard.measurement import TaskResult, measure_task, rehearse_task
 from anchorhold.guard.refreshing import refresh_for
-from anchorhold.guard.retention.keep_inputs import tell_if_measured_from
+from anchorhold.guard.retention.keep_inputs import warn_if_measured_from
 from anchorhold.guard.stepping.attachment import Attachment
-from anchorhold.guard.task_holds import check_data_for_holds, rehearse_holds, tell_holds
+from anchorhold.guard.task_holds import check_data_for_holds, end_task_of_holds, rehearse_holds
 from anchorhold.holds.base import TaskData, states_kept
 from anchorhold.persample.batches import Forward
 from anchorhold.retention.sample_marks import SampleMarks
@@ -32,7 +32,7 @@ from anchorhold.tensors.finite import is_finite
 class TaskEnd:
     """What is to hold once a task has been taken in; until then it is nowhere else."""
 
-    found: dict[str, Finding]
+    found: dict[str, TaskResult]
     """What each measure found for the task, by its name."""
     norms: TaskNorms
     """What becomes of batch norms."""
@@ -40,22 +40,22 @@ class TaskEnd:
     """Each measure's total with this task in it."""
     strength: float
     anchor: dict[str, Tensor]
-    tilt: dict[str, Tensor]
+    linear_term: dict[str, Tensor]
     merged_anchor: dict[str, Change]
 
     @classmethod
-    def of(cls, core: Core, found: dict[str, Finding], norms: TaskNorms) -> "TaskEnd":
-        """Return what measures' findings lead to, or refuse what is not finite; on all ranks if on one."""
+    def of(cls, core: Core, found: dict[str, TaskResult], norms: TaskNorms) -> "TaskEnd":
+        """Return what measures' results lead to, or refuse what is not finite; on all ranks if on one."""
         ranks, driving = core.runtime.ranks, found[core.state.driver]
         # Before anything is gathered, which all take part in.
         ranks.together(lambda: _refuse_weights_not_finite(core.runtime))
         totals = ranks.together(lambda: _new_totals(core, found))
         strength = found_strength(core, driving.matrices, norms.folding.silent)
         anchor = ranks.together(lambda: new_anchor(core, driving, norms.folding))
-        tilt = ranks.together(lambda: new_tilt(core, driving, anchor))
-        return cls(found, norms, totals, strength, anchor, tilt, new_merged_anchor(core))
+        linear_term = ranks.together(lambda: new_linear_term(core, driving, anchor))
+        return cls(found, norms, totals, strength, anchor, linear_term, new_merged_anchor(core))
 
-    def settle(self, core: Core) -> None:
+    def commit(self, core: Core) -> None:
         """Let all of it hold from now on: nothing here can go wrong any more."""
         for name, total in self.totals.items():
             core.state.ledgers[name].take_in(total, self.found[name].matrices, core.state.decay)
@@ -63,12 +63,12 @@ class TaskEnd:
                 core.state.ledgers[name].running[state] = tensors
         core.state.strength = self.strength
         core.state.anchor.update(self.anchor)
-        core.state.tilt.update(self.tilt)
+        core.state.linear_term.update(self.linear_term)
         core.state.merged_anchor.update(self.merged_anchor)
         core.runtime.forget_replaced()
         core.state.frozen_norms, core.state.folded_norms = self.norms.frozen, self.norms.folded
         core.state.left_frozen = frozenset(core.frozen) | _unseen_by_measure(core)
-        labels = core.state.labels.union(*(finding.labels for finding in self.found.values()))
+        labels = core.state.labels.union(*(result.labels for result in self.found.values()))
         core.state.labels = labels if labels > core.state.labels else labels | core.task.head.classes
         core.state.is_as_given = core.state.tasks == 0 and not core.is_trained
         core.state.tasks += 1
@@ -86,22 +86,22 @@ def end_task(
         found = measure_task(core, attachment.monitors, norms.batches, forward, within)
     for monitor in attachment.monitors if batches is not None else ():
         monitor.at_consolidation(called)
-    for finding in found.values():
-        finding.matrices = norms.silenced(finding.matrices)
+    for result in found.values():
+        result.matrices = norms.silenced(result.matrices)
     if core.state.driving.strengths is not None:
         norms.folding.check_strengths(core.state.driving.strengths)
     end = TaskEnd.of(core, found, norms)
     with states_kept(core.options.holds), attachment.watcher.calls.paused():
         data = TaskData(norms.batches, forward)
-        tell_holds(core, core.state.anchor | end.anchor, end.totals.get(core.state.driver), data)
-    end.settle(core)
+        end_task_of_holds(core, core.state.anchor | end.anchor, end.totals.get(core.state.driver), data)
+    end.commit(core)
     core.state.measured_from.take(marks)
-    tell_if_measured_from(core.state, core.state.kept.values())
+    warn_if_measured_from(core.state, core.state.kept.values())
     attachment.restart_task()
-    attachment.settle_norms()
+    attachment.keep_statistics()
     if attachment.attached() or core.state.strength:
         attachment.look_out()
-    return {name: finding.shown() for name, finding in found.items()}
+    return {name: result.shown() for name, result in found.items()}
 
 
 @contextmanager
@@ -136,11 +136,11 @@ def found_strength(core: Core, found: dict[str, Matrix], silent: Collection[str]
     return core.runtime.ranks.each(lambda: strength_from(relative, matrices, parameters, silent))[0]
 
 
-def _new_totals(core: Core, found: Mapping[str, Finding]) -> dict[str, dict[str, Matrix]]:
+def _new_totals(core: Core, found: Mapping[str, TaskResult]) -> dict[str, dict[str, Matrix]]:
     """Return the totals with a task's importance taken in, or refuse what is not finite."""
     return {
-        name: core.state.ledgers[name].new_total(finding.matrices, core.state.decay, core.measured)
-        for name, finding in found.items()
+        name: core.state.ledgers[name].new_total(result.matrices, core.state.decay, core.measured)
+        for name, result in found.items()
     }
 
 

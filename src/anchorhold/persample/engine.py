@@ -318,14 +318,16 @@ class SampleAccumulator:
         self.samples += rows.samples
 
     def _sites(self, plan: Plan, uses: list[Use], outputs: Tensor) -> tuple[list[Site], set[str]]:
-        """Return where to collect gradients, and the parameters that this does not cover, nor then their mates."""
+        """Return where to collect gradients, and the parameters that are left out."""
         sites, without_rule = plan.sites(uses, outputs, self.parameters)
-        mates = {mate for name in without_rule for mate in self.reduction.mates.get(name, ())} - without_rule
-        if not mates:
+        coupled_parameters = {
+            coupled for name in without_rule for coupled in self.reduction.coupled_parameters.get(name, ())
+        } - without_rule
+        if not coupled_parameters:
             return sites, without_rule
         for site in sites:
-            site.wanted = {role: part for role, part in site.wanted.items() if part.name not in mates}
-        return [site for site in sites if site.wanted], without_rule | (mates & self.parameters.keys())
+            site.wanted = {role: part for role, part in site.wanted.items() if part.name not in coupled_parameters}
+        return [site for site in sites if site.wanted], without_rule | (coupled_parameters & self.parameters.keys())
 
     def _add_rows(self, outputs: Tensor, u: Tensor, sites: list[Site], together: int, *, first: bool) -> None:
         """Send rows backward and let the rules collect what arrives."""
@@ -343,16 +345,16 @@ class SampleAccumulator:
             for part in site.wanted.values():
                 used.setdefault(part.name, []).append(part)
         apart = {name for name, parts in used.items() if not disjoint(parts)}
-        mates = self.reduction.mates
+        coupled_parameters = self.reduction.coupled_parameters
         for arrival in arrivals:
             if not self.reduction.takes(arrival._replace(parts=_without(arrival.parts, apart))):
-                apart |= {part.name for part in arrival.parts.values() if part.name in mates}
-        apart |= {mate for name in apart for mate in mates.get(name, ()) if mate in used}
+                apart |= {part.name for part in arrival.parts.values() if part.name in coupled_parameters}
+        apart |= {coupled for name in apart for coupled in coupled_parameters.get(name, ()) if coupled in used}
         for arrival in arrivals:
             alone = _without(arrival.parts, apart)
             if alone:
                 self.reduction.add(arrival._replace(parts=alone))
-        for names in dict.fromkeys(mates.get(name, (name,)) for name in used if name in apart):
+        for names in dict.fromkeys(coupled_parameters.get(name, (name,)) for name in used if name in apart):
             self._add_summed([name for name in names if name in used], arrivals)
 
     def _add_summed(self, names: list[str], arrivals: list[Arrival]) -> None:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from anchorhold.errors import AnchorholdError, BatchError, ConfigurationError, OrderError, Warned
 from anchorhold.persample.batches import Batch, BatchReader, Forward, call_model, check_batches
-from anchorhold.persample.isolation.isolated import looked_at
+from anchorhold.persample.isolation.isolated import evaluation_mode
 from anchorhold.persample.isolation.kept_inputs import KeptInputs
 from anchorhold.retention.predictions import (
     Predictions,
@@ -129,7 +129,7 @@ class KeptSet:
     def sums(self, model: nn.Module, chunks: Iterable[int] | None = None) -> Sums:
         """Return how far a model's predictions are from those that were kept, on all or on some of the chunks.
 
-        The model has to be in the state that ``looked_at`` puts it in.
+        The model has to be in the state that ``evaluation_mode`` puts it in.
         """
         if self.forward is None and self.forward_is_lost:
             raise OrderError(
@@ -226,7 +226,7 @@ def keep(
     def made_of(batch: Batch) -> Predictions:
         return _made(model, reader.read(_as_given(batch)), call, whose, said=forward is not None)
 
-    with looked_at(model, model.parameters()):
+    with evaluation_mode(model, model.parameters()):
         for number, batch in enumerate(_in_parts(batches, made_of) if cut else batches):
             given = _as_given(batch)
             made = _made(model, reader.read(given), call, whose, said=forward is not None)

@@ -14,7 +14,7 @@ from anchorhold.errors import ConfigurationError, ModelError
 from anchorhold.guard.distributed.ranks import Ranks
 from anchorhold.persample.batches import Forward, call_model
 from anchorhold.persample.engine import SampleAccumulator
-from anchorhold.persample.isolation.isolated import looked_at
+from anchorhold.persample.isolation.isolated import evaluation_mode
 from anchorhold.persample.tracing.sample_layout import same_values
 from anchorhold.tensors.checksums import checksum
 from anchorhold.tensors.sharding import is_sharded, reshard, whole
@@ -88,13 +88,13 @@ def those_with_parts(model: nn.Module, ranks: Ranks) -> Ranks:
     )
 
 
-def refuse_unless_copies_agree(model: nn.Module, everyone: Ranks) -> None:
+def refuse_unless_copies_agree(model: nn.Module, measuring_ranks: Ranks) -> None:
     """Refuse what processes have whole and different, such as statistics of batch norms: each would measure another.
 
     FSDP2 lets every process have buffers of its own.
     """
     kept = [*model.named_parameters(), *model.named_buffers()]
-    everyone.refuse_unless_equal(
+    measuring_ranks.refuse_unless_equal(
         {f"{name!r} (by checksum)": checksum([tensor]) for name, tensor in kept if not is_sharded(tensor)},
         "layers cannot be measured together. Send those of one process to all: for buffer in model.buffers(): "
         "torch.distributed.broadcast(buffer, 0); nothing was consolidated",
@@ -105,7 +105,7 @@ def refuse_another_model(model: nn.Module, collector: SampleAccumulator, forward
     """Refuse a model that computes something else when its layers are whole: one that counts on being cut up."""
     call, parameters = forward or call_model, list(model.parameters())
     inputs = collector.read(batch).inputs
-    with looked_at(model, parameters), looked_at(collector.model, parameters):
+    with evaluation_mode(model, parameters), evaluation_mode(collector.model, parameters):
         expected = whole(call(model, inputs))
         reshard(model)
         try:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from anchorhold.guard.core import Core
 from anchorhold.guard.measurement import DRAWS_APART
-from anchorhold.guard.microbatches.gradient_sums import Asked, Progress
+from anchorhold.guard.microbatches.gradient_sums import MeanKey, Progress
 from anchorhold.persample.batches import Batch, BatchReader, Forward
 from anchorhold.persample.engine import check_outputs
 from anchorhold.persample.phi import SQUARE
@@ -33,7 +33,7 @@ class BatchScore:
     classes: int | None = None
     """How many classes outputs tell apart: not looked at here."""
 
-    def __init__(self, core: Core, asked: Asked, forward: Forward, before: Progress | None = None) -> None:
+    def __init__(self, core: Core, asked: MeanKey, forward: Forward, before: Progress | None = None) -> None:
         first = next(iter(core.measured.values()))
         self.asked = asked
         self.score = asked.score

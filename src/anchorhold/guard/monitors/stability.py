@@ -92,7 +92,7 @@ class Stability(Monitor):
         if not supports_implicit(self.core, optimizer):
             return f"or {adam}"
         core = self.core
-        usual = may_be_implicit(core.state.driving.form, core.options.batch_norm, leans=core.leans)
+        usual = may_be_implicit(core.state.driving.form, core.options.batch_norm, has_linear_term=core.has_linear_term)
         said = "implicit=True, as it is by default with SGD" if usual else "implicit=True"
         return f"{adam}, or Guard(..., {said}), whose pull cannot overshoot"
 

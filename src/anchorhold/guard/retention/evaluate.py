@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from anchorhold.errors import NotFiniteError, OrderError
 from anchorhold.guard.core import Core
-from anchorhold.persample.isolation.isolated import looked_at
+from anchorhold.persample.isolation.isolated import evaluation_mode
 from anchorhold.retention.predictions import Sums
 from anchorhold.retention.report import Retention
 from anchorhold.tensors.sharding import is_sharded, reshard
@@ -25,7 +25,7 @@ def look(core: Core, parts: Mapping[str, Iterable[int]] | None = None) -> Retent
 
     def own() -> dict[str, Sums]:
         try:
-            with looked_at(core.runtime.model, core.runtime.model.parameters()):
+            with evaluation_mode(core.runtime.model, core.runtime.model.parameters()):
                 return {name: kept[name].sums(core.runtime.model, chunks) for name, chunks in wanted.items()}
         finally:
             reshard(core.runtime.model)

@@ -6,7 +6,7 @@ from anchorhold.retention import Retention
 from anchorhold.retention.diagnosis import is_of_another, of_another_model
 
 
-def tell_of_another_model(core: Core, found: Retention) -> set[str]:
+def warn_of_another_model(core: Core, found: Retention) -> set[str]:
     """Say once of each set that it is another model's, and return which are.
 
     That can be known where nothing can have been lost yet: the model was consolidated as it came, and is there still.

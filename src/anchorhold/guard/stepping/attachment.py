@@ -22,7 +22,7 @@ from anchorhold.guard.rollback.weight_average import evaluated_weights
 from anchorhold.guard.stepping.default_pull import Owned, decide, set_implicit
 from anchorhold.guard.stepping.observed import Observed, gradients_of_halves, protected_gradients, unscaled
 from anchorhold.guard.stepping.optimizers.accepted import check_optimizer, ids, innermost, trained_by
-from anchorhold.guard.stepping.optimizers.effective_rate import check_reach
+from anchorhold.guard.stepping.optimizers.effective_rate import check_effective_rate
 from anchorhold.guard.stepping.watcher import StepWatcher
 from anchorhold.persample.batches import Forward
 
@@ -58,7 +58,7 @@ class Attachment:
         for optimizer in optimizers:
             check_optimizer(optimizer, core.runtime.parameters, frozen)
             if hold and core.state.implicit.value and not core.state.implicit.is_open:
-                check_reach(optimizer, core.state.driving.form)
+                check_effective_rate(optimizer, core.state.driving.form)
         # Before anything is hooked: a warning may be an error to the caller.
         owned = self.owned() | {key for optimizer in optimizers for key in ids(trained_by(optimizer))}
         given = {id(optimizer): optimizer for optimizer in optimizers}
@@ -150,7 +150,7 @@ class Attachment:
         self.watcher.measures.observed = Observed()
         self.watcher.layouts.forget()
 
-    def settle_norms(self) -> None:
+    def keep_statistics(self) -> None:
         """Let batch norms be as they are to be from now on."""
         self.core.keep_statistics()
         self.watcher.maps.note(self.core.folding, self.core.runtime.ranks)

@@ -18,7 +18,7 @@ from anchorhold.guard.distributed.rank_gradients import RankGradients
 from anchorhold.guard.stepping.observed import Observed
 from anchorhold.guard.stepping.optimizers.accepted import refuse_sparse
 from anchorhold.tensors.sharding import is_sharded
-from anchorhold.tensors.storage import at_hand, running_dtype
+from anchorhold.tensors.storage import running_dtype, to_compute
 
 SMALL = 2**14
 """Elements up to which a parameter is small: beyond, a pass over it takes longer than a call."""
@@ -170,7 +170,7 @@ class Single(Bundle):
         core = self.core
         matrix = core.state.driving.held[self.name]
         assert isinstance(matrix, DiagonalMatrix)
-        return at_hand(matrix.omega, self.like), at_hand(core.state.anchor[self.name], self.like)
+        return to_compute(matrix.omega, self.like), to_compute(core.state.anchor[self.name], self.like)
 
     def states(self, key: str) -> dict[str, Tensor]:
         """Return the states of this parameter."""
@@ -312,7 +312,7 @@ class Several(Bundle):
 
     def anchored(self) -> tuple[Tensor, Tensor]:
         """Return Ω and θ*."""
-        return at_hand(self._omega, self.like), at_hand(self._anchor, self.like)
+        return to_compute(self._omega, self.like), to_compute(self._anchor, self.like)
 
     def states(self, key: str) -> dict[str, Tensor]:
         """Return the states of all, of which the guard's own are views."""

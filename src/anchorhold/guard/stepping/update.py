@@ -19,7 +19,7 @@ from anchorhold.holds.of_weights.quadratic import add_penalty_gradient
 from anchorhold.measures import PathMeasure
 from anchorhold.measures.base import Seen
 from anchorhold.tensors.pieces import in_pieces, is_one_piece
-from anchorhold.tensors.storage import at_hand, put_back
+from anchorhold.tensors.storage import put_back, to_compute
 
 Pieces = dict[str, Tensor]
 States = dict[str, dict[str, Tensor]]
@@ -150,7 +150,7 @@ class PathMeasures:
         kept = {key: bundle.states(key) for key in keys}
         if self.core.options.storage.device is None:
             return kept, kept
-        return kept, {key: {state: at_hand(t, bundle.like) for state, t in own.items()} for key, own in kept.items()}
+        return kept, {key: {state: to_compute(t, bundle.like) for state, t in own.items()} for key, own in kept.items()}
 
     def _update(self, measure: PathMeasure, states: Pieces, piece: Pieces, bundle: Bundle) -> None:
         """Take a step, or a piece of it, into a measure's states."""

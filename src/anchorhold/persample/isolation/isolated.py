@@ -41,7 +41,7 @@ def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[N
 def differentiated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Put ``model`` in eval mode with gradients for ``parameters``, and restore everything afterwards."""
     parameters = list(parameters)
-    with looked_at(model, parameters), torch.enable_grad(), contextlib.ExitStack() as stack:
+    with evaluation_mode(model, parameters), torch.enable_grad(), contextlib.ExitStack() as stack:
         stack.callback(_restore_requirements, [(parameter, parameter.requires_grad) for parameter in parameters])
         for parameter in parameters:
             parameter.requires_grad_(True)
@@ -49,7 +49,7 @@ def differentiated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iter
 
 
 @contextlib.contextmanager
-def looked_at(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+def evaluation_mode(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Put ``model`` in eval mode for whoever only wants its outputs, and restore everything afterwards.
 
     Args:

@@ -45,7 +45,7 @@ class Reduction(ABC):
     """Whether :meth:`add_gradients` wants those of one sample in each call, where the engine makes them."""
 
     @property
-    def mates(self) -> Mapping[str, tuple[str, ...]]:
+    def coupled_parameters(self) -> Mapping[str, tuple[str, ...]]:
         """The parameters, each with others, that are wanted together: in one use, or as gradients in one call."""
         return {}
 

@@ -97,7 +97,7 @@ class LayerReduction(Reduction):
         self.sums = self._beside.sums
 
     @property
-    def mates(self) -> Mapping[str, tuple[str, ...]]:
+    def coupled_parameters(self) -> Mapping[str, tuple[str, ...]]:
         """The parameters of each matrix."""
         return {name: block.parameters for name, block in self.blocks.items()}
 

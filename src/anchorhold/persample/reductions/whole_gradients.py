@@ -49,7 +49,7 @@ class WholeGradientReduction(Reduction):
                 self.sums |= {f"{block.name}/{key}": total for key, total in self.zeros(block, nothing).items()}
 
     @property
-    def mates(self) -> Mapping[str, tuple[str, ...]]:
+    def coupled_parameters(self) -> Mapping[str, tuple[str, ...]]:
         """All parameters of a block."""
         return {name: block.parameters for name, block in self.blocks.items()}
 

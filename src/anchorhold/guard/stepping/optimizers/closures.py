@@ -42,7 +42,7 @@ class Beginnings:
 
     def __init__(self) -> None:
         self._left: WeakKeyDictionary[Optimizer, list[tuple[TensorWeakRef, int]]] = WeakKeyDictionary()
-        self._told: WeakSet[Optimizer] = WeakSet()
+        self._warned: WeakSet[Optimizer] = WeakSet()
 
     def keep(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> "Beginning | None":
         """Return copies, unless it is known that an optimiser evaluates its closure before it moves anything."""
@@ -55,8 +55,8 @@ class Beginnings:
         """Return the copies if weights have moved since, at a step's first evaluation."""
         if beginning is None or not beginning.has_moved:
             return None
-        if not beginning.has_gradients and optimizer not in self._told:
-            self._told.add(optimizer)
+        if not beginning.has_gradients and optimizer not in self._warned:
+            self._warned.add(optimizer)
             warn(_NO_GRADIENT.format(kind=type(optimizer).__name__))
         return beginning
 

@@ -26,7 +26,7 @@ from anchorhold.forms import Form
 Group = Mapping[str, Any]
 
 
-class Reach(NamedTuple):
+class EffectiveRate(NamedTuple):
     """h of one parameter, as a formula of what the optimiser keeps about each of its weights."""
 
     formula: Callable[..., Tensor] | None
@@ -43,7 +43,7 @@ class Reach(NamedTuple):
         """Return h, from all or some of what is kept."""
         return self.numbers[0] if self.formula is None else self.formula(*kept, *self.numbers)
 
-    def is_like(self, other: "Reach") -> bool:
+    def is_like(self, other: "EffectiveRate") -> bool:
         """Whether both are by one formula, so that their weights may lie side by side."""
         return self.formula is other.formula and self.numbers == other.numbers
 
@@ -60,50 +60,52 @@ def _by_size(u: Tensor, rate: float) -> Tensor:
     return rate / u
 
 
-def _sgd(group: Group, _state: Group, _step: float) -> Reach:
+def _sgd(group: Group, _state: Group, _step: float) -> EffectiveRate:
     momentum = float(group["momentum"])
     if momentum >= 1:
         raise OptimizerError(
             f"implicit=True with SGD of momentum={momentum:g}, whose steps never settle; expected one below 1."
         )
     damped = 1 - float(group["dampening"]) if momentum else 1.0
-    return Reach(None, (float(group["lr"]) * damped / (1 - momentum),))
+    return EffectiveRate(None, (float(group["lr"]) * damped / (1 - momentum),))
 
 
-def _adam(group: Group, state: Group, step: float) -> Reach:
+def _adam(group: Group, state: Group, step: float) -> EffectiveRate:
     v = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
     correction = (1 - float(group["betas"][1]) ** step) ** 0.5
-    return Reach(_by_root, (float(group["lr"]), correction, float(group["eps"])), (v,))
+    return EffectiveRate(_by_root, (float(group["lr"]), correction, float(group["eps"])), (v,))
 
 
-def _radam(group: Group, state: Group, step: float) -> Reach:
+def _radam(group: Group, state: Group, step: float) -> EffectiveRate:
     rate, beta2 = float(group["lr"]), float(group["betas"][1])
     correction = 1 - beta2**step
     longest = 2 / (1 - beta2) - 1
     length = longest - 2 * step * beta2**step / correction
     if length <= 5:
-        return Reach(None, (rate,))
+        return EffectiveRate(None, (rate,))
     rectified = ((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)) ** 0.5
-    return Reach(_by_root, (rate * rectified * correction**0.5, 1.0, float(group["eps"])), (state["exp_avg_sq"],))
+    return EffectiveRate(
+        _by_root, (rate * rectified * correction**0.5, 1.0, float(group["eps"])), (state["exp_avg_sq"],)
+    )
 
 
-def _adamax(group: Group, state: Group, _step: float) -> Reach:
-    return Reach(_by_size, (float(group["lr"]),), (state["exp_inf"],))
+def _adamax(group: Group, state: Group, _step: float) -> EffectiveRate:
+    return EffectiveRate(_by_size, (float(group["lr"]),), (state["exp_inf"],))
 
 
-def _rmsprop(group: Group, state: Group, _step: float) -> Reach:
+def _rmsprop(group: Group, state: Group, _step: float) -> EffectiveRate:
     rate, epsilon = float(group["lr"]) / (1 - float(group["momentum"])), float(group["eps"])
     if group["centered"]:
-        return Reach(_by_spread, (rate, epsilon), (state["square_avg"], state["grad_avg"]))
-    return Reach(_by_root, (rate, 1.0, epsilon), (state["square_avg"],))
+        return EffectiveRate(_by_spread, (rate, epsilon), (state["square_avg"], state["grad_avg"]))
+    return EffectiveRate(_by_root, (rate, 1.0, epsilon), (state["square_avg"],))
 
 
-def _adagrad(group: Group, state: Group, step: float) -> Reach:
+def _adagrad(group: Group, state: Group, step: float) -> EffectiveRate:
     rate = float(group["lr"]) / (1 + (step - 1) * float(group["lr_decay"]))
-    return Reach(_by_root, (rate, 1.0, float(group["eps"])), (state["sum"],))
+    return EffectiveRate(_by_root, (rate, 1.0, float(group["eps"])), (state["sum"],))
 
 
-KNOWN: dict[type[Optimizer], Callable[[Group, Group, float], Reach]] = {
+KNOWN: dict[type[Optimizer], Callable[[Group, Group, float], EffectiveRate]] = {
     SGD: _sgd,
     Adam: _adam,
     AdamW: _adam,
@@ -115,7 +117,7 @@ KNOWN: dict[type[Optimizer], Callable[[Group, Group, float], Reach]] = {
 }
 
 
-def check_reach(optimizer: Optimizer, form: Form) -> None:
+def check_effective_rate(optimizer: Optimizer, form: Form) -> None:
     """Refuse an optimiser after whose steps weights cannot be pulled in a form."""
     if not is_sgd(optimizer) and not form.elementwise:
         raise OptimizerError(
@@ -129,7 +131,7 @@ def check_reach(optimizer: Optimizer, form: Form) -> None:
 
 
 def is_sgd(optimizer: Optimizer) -> bool:
-    """Whether an optimiser, one whose reach is known, moves all weights of a group by one rate."""
+    """Whether an optimiser, one whose effective rate is known, moves all weights of a group by one rate."""
     return _reader(optimizer) is _sgd
 
 
@@ -137,7 +139,7 @@ def check_blocks(
     optimizer: Optimizer, form: Form, blocks: Iterable[Sequence[str]], owned: Mapping[str, nn.Parameter]
 ) -> None:
     """Refuse parameters of one matrix that do not all go equally far: its coordinates are not those of the pull."""
-    rates = {name: reach.rate for name, reach in reaches_of(optimizer, owned).items()}
+    rates = {name: each.rate for name, each in effective_rates(optimizer, owned).items()}
     for names in blocks:
         if owned.keys().isdisjoint(names) or len({rates.get(name, 0.0) for name in names}) == 1:
             continue
@@ -149,8 +151,8 @@ def check_blocks(
         )
 
 
-def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], Reach]:
-    """Return how the reach of an optimiser is read, or refuse one of which it is not known."""
+def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], EffectiveRate]:
+    """Return how the effective rate of an optimiser is read, or refuse one of which it is not known."""
     own = inspect.unwrap(type(optimizer).step)
     for kind, read in KNOWN.items():
         if own is inspect.unwrap(kind.step):  # also of a class derived from it, if it takes the same steps
@@ -163,8 +165,8 @@ def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], Reach]:
     )
 
 
-def reaches_of(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Reach]:
-    """Return the reach of each parameter in the step that has just been taken; of those that took none, nothing."""
+def effective_rates(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, EffectiveRate]:
+    """Return the effective rate of each parameter that took part in the last step."""
     read = _reader(optimizer)
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     states = {name: optimizer.state.get(p, {}) for name, p in parameters.items()}
