@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import anchorhold
 from anchorhold.errors import NotFiniteError
-from anchorhold.guard.stepping import pulls, watcher
+from anchorhold.guard.stepping import finite_checks, pulls
 from anchorhold.holds import base as hold_base
 from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 from tests.guard.sam import SAM
@@ -295,7 +295,7 @@ def test_a_weight_that_is_no_number_does_not_spread_over_its_layer(form, where, 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     if where == "accelerator":  # where no pull is looked at
-        for module in (pulls, watcher, hold_base):
+        for module in (finite_checks, pulls, hold_base):
             monkeypatch.setattr(module, "is_looked_at", lambda tensor: False)
     with torch.no_grad():
         model.words.weight[5, 2] = torch.nan

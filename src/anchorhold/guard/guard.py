@@ -43,7 +43,7 @@ from anchorhold.guard.state.codec import from_state, to_state
 from anchorhold.guard.state.microbatches import can_be_kept
 from anchorhold.guard.stepping.attachment import Attachment
 from anchorhold.guard.stepping.observed import Observed
-from anchorhold.guard.stepping.path_records import path_of, take_path
+from anchorhold.guard.stepping.path_measures import path_of, take_path
 from anchorhold.guard.summary import describe
 from anchorhold.guard.task import end_task, found_strength, rehearse_end
 from anchorhold.holds import Hold

@@ -15,7 +15,7 @@ from anchorhold.errors import warn
 from anchorhold.guard.arguments.checked_arguments import may_be_implicit
 from anchorhold.guard.monitor import OVERSHOOT, Monitor, Step
 from anchorhold.guard.stepping.default_pull import supports_implicit
-from anchorhold.guard.stepping.optimizers.sgd_bound import largest_curvature, rounded_down, sgd_groups, sgd_rates
+from anchorhold.guard.stepping.optimizers.effective_rate import largest_curvature, rounded_down, sgd_groups, sgd_rates
 
 if TYPE_CHECKING:
     from anchorhold.guard.core import Core

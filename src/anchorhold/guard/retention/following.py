@@ -21,7 +21,7 @@ from anchorhold.guard.core import Core
 from anchorhold.guard.retention.evaluate import look, refuse_unless_ranks_agree
 from anchorhold.guard.retention.other_models import warn_of_another_model
 from anchorhold.guard.rollback.weight_average import evaluated_weights
-from anchorhold.guard.stepping.optimizers.sgd_bound import largest_strength, sgd_rates
+from anchorhold.guard.stepping.optimizers.effective_rate import largest_strength, sgd_rates
 from anchorhold.guard.stepping.training_calls import TrainingCalls
 from anchorhold.holds.of_weights.quadratic import penalty_value
 from anchorhold.retention import Retention

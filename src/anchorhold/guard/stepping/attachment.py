@@ -153,7 +153,7 @@ class Attachment:
     def keep_statistics(self) -> None:
         """Let batch norms be as they are to be from now on."""
         self.core.keep_statistics()
-        self.watcher.maps.note(self.core.folding, self.core.runtime.ranks)
+        self.watcher.update.maps.note(self.core.folding, self.core.runtime.ranks)
 
     def owned(self) -> set[int]:
         """Return the ids of all parameters that attached optimisers train."""

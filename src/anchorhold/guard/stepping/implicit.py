@@ -29,29 +29,28 @@ class ImplicitPull:
     def __init__(self, core: Core) -> None:
         self.core = core
 
-    def check(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter], *, hold: bool) -> None:
-        """Refuse a step whose pull could not be found, while nothing has changed; one by default joins the gradient."""
-        if not hold or not self.core.state.pulled_after:
-            return
+    def check(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
+        """Raise :class:`OptimizerError` if the pull after a step could not be found, while nothing has changed.
+
+        Where the hold acts after steps by default, it joins the gradient from now on instead, with a warning.
+        """
         core = self.core
-        held = core.state.driving.held.values()
-        blocks = [matrix.block.parameters for matrix in held if not isinstance(matrix, DiagonalMatrix)]
+        if not core.state.pulled_after:
+            return
+        form = core.state.driving.form
         try:
-            check_effective_rate(
-                optimizer, core.state.driving.form
-            )  # a schedule may have set another momentum since attach()
-            if blocks:
-                check_blocks(optimizer, core.state.driving.form, blocks, owned)
+            check_effective_rate(optimizer, form)  # a schedule may have set another momentum since attach()
+            if not form.elementwise:
+                held = core.state.driving.held.values()
+                blocks = [matrix.block.parameters for matrix in held if not isinstance(matrix, DiagonalMatrix)]
+                check_blocks(optimizer, form, blocks, owned)
         except OptimizerError as error:
             if not core.state.implicit.is_open:
                 raise
             give_up(core.state, error)
 
     def begin(self, bundles: Sequence[Bundle], *, hold: bool) -> None:
-        """Look at a step that is about to be taken.
-
-        What has no gradient of the task's is moved too, by the pull alone, so it is handed a gradient of 0.
-        """
+        """Give held parameters without a gradient one of 0, so that a step moves them by the pull alone."""
         if not hold or not self.core.state.pulled_after:
             return
         held = self.core.state.driving.held_names
@@ -84,25 +83,24 @@ class ImplicitPull:
         own = [rates.get(name) for name in bundle.names]
         first = own[0]
         alike = [rate for rate in own if rate is not None and first is not None and rate.is_like(first)]
-        if not isinstance(bundle, Several) or self.core.state.linear_term or first is None or len(alike) < len(own):
-            for name, parameter, rate in zip(bundle.names, bundle.parameters, own, strict=True):
-                if rate is not None:
-                    self._pull_alone(name, parameter, rate)
+        if isinstance(bundle, Several) and not self.core.state.linear_term and first and len(alike) == len(own):
+            kept = [bundle.side_by_side(f"kept {i}", [rate.kept[i] for rate in alike]) for i in range(len(first.kept))]
+            self._pull_in_pieces(bundle.weights("weights"), *bundle.anchored(), first, kept, None)
+            bundle.move()
             return
-        kept = [bundle.side_by_side(f"kept {i}", [rate.kept[i] for rate in alike]) for i in range(len(first.kept))]
-        theta = bundle.weights("weights")
-        self._walk(theta, *bundle.anchored(), first, kept, None)
-        bundle.move()
+        for name, parameter, rate in zip(bundle.names, bundle.parameters, own, strict=True):
+            if rate is not None:
+                self._pull_alone(name, parameter, rate)
 
     def _pull_alone(self, name: str, parameter: nn.Parameter, rate: EffectiveRate) -> None:
         core = self.core
         matrix = core.state.driving.held[name]
         assert isinstance(matrix, DiagonalMatrix)
         omega, anchor = to_compute(matrix.omega, parameter), to_compute(core.state.anchor[name], parameter)
-        linear_term = self._leaning(name, parameter) if name in core.state.linear_term else None
-        self._walk(parameter.detach(), omega, anchor, rate, rate.kept, linear_term)
+        linear_term = self._linear_term(name, parameter) if name in core.state.linear_term else None
+        self._pull_in_pieces(parameter.detach(), omega, anchor, rate, rate.kept, linear_term)
 
-    def _walk(
+    def _pull_in_pieces(
         self,
         theta: Tensor,
         omega: Tensor,
@@ -111,12 +109,12 @@ class ImplicitPull:
         kept: Sequence[Tensor],
         linear_term: Tensor | None,
     ) -> None:
-        """Pull weights in pieces that stay in cache."""
+        """Pull weights as ``pull_implicitly_`` does, in pieces that stay in cache."""
         dtype, factor = running_dtype(theta), 2 * self.core.state.strength
-        leaning = [] if linear_term is None else [linear_term]
-        for here, *more in in_pieces([theta, omega, anchor, *kept, *leaning]):
-            own_omega, own_anchor, *rest = (each.to(dtype) for each in more)
-            own_linear = rest.pop() if leaning else None
+        linear = [] if linear_term is None else [linear_term]
+        for here, *more in in_pieces([theta, omega, anchor, *kept, *linear]):
+            own_omega, own_anchor, *rest = [each.to(dtype) for each in more]
+            own_linear = rest.pop() if linear else None
             wide = here.to(dtype)
             pull_implicitly_(wide, own_omega, own_anchor, factor, rate.of(tuple(rest)), own_linear)
             if wide is not here:
@@ -128,18 +126,17 @@ class ImplicitPull:
         assert rate is not None
         d = displacement(matrix, owned, self.core.state.anchor)
         factor = min(2 * self.core.state.strength * rate, torch.finfo(next(iter(d.values())).dtype).max)
-        found = pulled(matrix.to_compute(d), d, factor, self._tilt(d))
-        for name, pull in found.items():
+        known = self.core.state.linear_term
+        linear_term = None
+        if known.keys() & d.keys():
+            linear_term = {
+                n: self._linear_term(n, x).to(x.dtype) if n in known else torch.zeros_like(x) for n, x in d.items()
+            }
+        for name, pull in pulled(matrix.to_compute(d), d, factor, linear_term).items():
             theta = owned[name].detach()
             theta.copy_(theta.to(pull.dtype) - pull)
 
-    def _tilt(self, d: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        linear_term = self.core.state.linear_term
-        if not linear_term.keys() & d.keys():
-            return None
-        return {n: self._leaning(n, x).to(x.dtype) if n in linear_term else torch.zeros_like(x) for n, x in d.items()}
-
-    def _leaning(self, name: str, like: Tensor) -> Tensor:
+    def _linear_term(self, name: str, like: Tensor) -> Tensor:
         """Return r of a parameter, by as much less as its strength is less than the largest: Q is so already."""
         strengths = self.core.state.driving.strengths
         own = to_compute(self.core.state.linear_term[name], like)

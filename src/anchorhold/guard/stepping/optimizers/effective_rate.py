@@ -10,9 +10,16 @@ With a gradient g that does not change, the steps of every optimiser here settle
 
 Momentum takes some :math:`1/(1-\mu)` steps to get there, in which the gradient has gone less far than this says. Weight
 decay, decoupled or not, is the optimiser's own, and no part of h. All is read after the step that it is of.
+
+A pull in the gradient has a bound with SGD. Beside the task's gradient, the penalty of one weight is a quadratic of
+curvature :math:`\lambda = 2c\,\Omega`, and SGD on a quadratic is a linear recurrence, stable where the roots of its
+characteristic polynomial lie within the unit circle. With learning rate η, momentum μ and dampening d that is
+
+.. math:: \eta(1-d)\lambda < 2(1+\mu), \qquad\text{and with Nesterov's}\quad \eta\lambda < \frac{2(1+\mu)}{1+2\mu}.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +29,7 @@ from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAd
 
 from anchorhold.errors import OptimizerError
 from anchorhold.forms import Form
+from anchorhold.guard.core import Core
 
 Group = Mapping[str, Any]
 
@@ -188,3 +196,58 @@ def _numbers(steps: Mapping[str, Any]) -> dict[str, float]:
     if away:
         found |= dict(zip(away, torch.stack([s.reshape(()) for s in away.values()]).tolist(), strict=True))
     return found
+
+
+# How strong a pull in the gradient SGD bears
+
+
+def sgd_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the groups that SGD moves: an optimiser's own, or, of SAM and its like, those of the one inside."""
+    stepping = next((o for o in (optimizer, *vars(optimizer).values()) if isinstance(o, SGD)), None)
+    return [] if stepping is None else stepping.param_groups
+
+
+def sgd_rates(optimizer: Optimizer) -> list[tuple[Any, ...]]:
+    """Return what SGD's bound depends on, group by group."""
+    return [
+        (float(group["lr"]), group["momentum"], group["dampening"], group["nesterov"], group["weight_decay"])
+        for group in sgd_groups(optimizer)
+    ]
+
+
+def largest_strength(core: Core, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> float:
+    """Return the strength up to which an optimiser is stable by itself, half of it for the task's own curvature.
+
+    Those that have no such bound bear any, and so does an implicit hold.
+    """
+    if core.state.implicit.value:
+        return math.inf
+    names = {id(parameter): name for name, parameter in owned.items()}
+    most = math.inf
+    largest = core.largest_importance
+    for group in sgd_groups(optimizer):
+        held = {names[id(p)] for p in group["params"] if id(p) in names} & largest.keys()
+        omega = max((largest[name] for name in held), default=0.0)
+        if omega > 0 and float(group["lr"]) > 0:
+            bound = largest_curvature(
+                float(group["lr"]), group["momentum"], group["dampening"], nesterov=group["nesterov"]
+            )
+            most = min(most, max(0.5 * (bound - group["weight_decay"]) / (2 * omega), 1e-38))
+    return most
+
+
+def rounded_down(value: float) -> float:
+    """Return a positive number with one digit that is not larger than it; 0 for others."""
+    if not 0 < value < math.inf:
+        return 0.0
+    unit = 10.0 ** math.floor(math.log10(value))
+    return math.floor(value / unit) * unit
+
+
+def largest_curvature(rate: float, momentum: float, dampening: float, *, nesterov: bool) -> float:
+    """Return up to which curvature of a quadratic SGD is stable."""
+    if nesterov:
+        return 2 * (1 + momentum) / ((1 + 2 * momentum) * rate)
+    # Without momentum, torch's SGD has no dampening either.
+    scale = rate * (1 - dampening) if momentum else rate
+    return 2 * (1 + momentum) / scale if scale > 0 else float("inf")

@@ -2,7 +2,7 @@
 
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 from weakref import WeakSet
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
 from anchorhold.errors import AnchorholdWarning
+from anchorhold.guard.stepping.bundles import Bundle, Single
 from anchorhold.tensors.sharding import local
 
 
@@ -78,6 +79,16 @@ class Lent(NamedTuple):
     """Whether this very tensor is to be measured after the step, not a copy of it."""
 
 
+def lent_by(bundles: Iterable[Bundle]) -> list[Lent]:
+    """Return the gradients that an optimizer is about to get as they are, and that are measured after the step."""
+    lent = []
+    for bundle in bundles:
+        given = bundle.own[0]
+        if isinstance(bundle, Single) and given is not None and bundle.like.grad is given:
+            lent.append(Lent(given, given._version, measured=bundle.gradient is given))
+    return lent
+
+
 class Overwriters:
     """Remembers which optimisers were seen to leave gradients as they are."""
 
@@ -88,9 +99,8 @@ class Overwriters:
         """Whether measures need a copy of the gradients that an optimiser is given."""
         return optimizer not in self._keeping
 
-    def look(self, optimizer: Optimizer, lent: Iterable[Lent]) -> None:
+    def look(self, optimizer: Optimizer, lent: Sequence[Lent]) -> None:
         """Look, after a step, at what an optimiser has made of its gradients."""
-        lent = list(lent)
         written = [one for one in lent if one.gradient._version != one.version]
         if any(one.measured for one in written):
             warnings.warn(
