@@ -274,7 +274,7 @@ class Several(Bundle):
         given = [gradient for gradient in (*seen, *second) if gradient is not None]
         if len(given) < len(seen) + len(second) or (seen is not self.own and any(grad is None for grad in self.own)):
             return False
-        if any(gradient.is_sparse for gradient in given):
+        if [gradient for gradient in given if gradient.is_sparse]:
             refuse_sparse(dict(zip(self.names, self.parameters, strict=True)))
         gradients = given[: len(seen)]
         self._looked = not observed.gradient
@@ -298,7 +298,7 @@ class Several(Bundle):
     def is_in_place(self) -> bool:
         """Whether all of them are."""
         dtype, device = self._place
-        return all(p.dtype is dtype and p.device == device for p in self.parameters)
+        return not [p for p in self.parameters if p.dtype is not dtype or p.device != device]
 
     def is_finite(self, name: str) -> bool:
         """Whether this parameter's places in the rows hold numbers alone."""

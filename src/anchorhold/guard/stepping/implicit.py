@@ -49,14 +49,11 @@ class ImplicitPull:
                 raise
             give_up(core.state, error)
 
-    def begin(self, bundles: Sequence[Bundle], *, hold: bool) -> None:
+    def begin(self, bundles: Sequence[Bundle]) -> None:
         """Give held parameters without a gradient one of 0, so that a step moves them by the pull alone."""
-        if not hold or not self.core.state.pulled_after:
-            return
-        held = self.core.state.driving.held_names
         for bundle in bundles:
             for i, (name, parameter) in enumerate(zip(bundle.names, bundle.parameters, strict=True)):
-                if name in held and parameter.grad is None:
+                if parameter.grad is None and name in self.core.state.driving.held_names:
                     bundle.handed[i] = parameter.grad = torch.zeros_like(parameter)
 
     def pull(self, optimizer: Optimizer, bundles: Sequence[Bundle], owned: Mapping[str, nn.Parameter]) -> None:
@@ -82,7 +79,7 @@ class ImplicitPull:
     def _pull_bundle(self, bundle: Bundle, rates: Mapping[str, EffectiveRate]) -> None:
         own = [rates.get(name) for name in bundle.names]
         first = own[0]
-        alike = [rate for rate in own if rate is not None and first is not None and rate.is_like(first)]
+        alike = [rate for rate in own if rate and first and (rate is first or rate.is_like(first))]
         if isinstance(bundle, Several) and not self.core.state.linear_term and first and len(alike) == len(own):
             kept = [bundle.side_by_side(f"kept {i}", [rate.kept[i] for rate in alike]) for i in range(len(first.kept))]
             self._pull_in_pieces(bundle.weights("weights"), *bundle.anchored(), first, kept, None)

@@ -75,26 +75,27 @@ class PathMeasures:
                     "optimizer.step()."
                 )
 
-    def states(self, bundle: Bundle, keys: Iterable[str]) -> tuple[States, States]:
-        """Return the running states of some measures as they are kept, and where the parameters are."""
-        kept = {key: bundle.states(key) for key in keys}
-        if self.core.options.storage.device is None:
-            return kept, kept
-        return kept, {key: {state: to_compute(t, bundle.like) for state, t in own.items()} for key, own in kept.items()}
+    def shown(self, bundle: Bundle, keys: Sequence[str]) -> tuple[dict[str, Tensor | None], States, States]:
+        """Return what some measures are shown, with their running states where the parameters are, and as kept.
 
-    def shown(self, bundle: Bundle, measured: Sequence[str], states: States) -> dict[str, Tensor | None]:
-        """Return what measures are shown: g and g′, 0 where there is none, or what the ranks' gradients come to."""
-        some = next(iter(states[measured[0]].values()))
+        That is g and g′, 0 where there is none, or what the ranks' gradients come to.
+        """
+        if not keys:
+            return {}, {}, {}
+        used = kept = {key: bundle.states(key) for key in keys}
+        if self.core.options.storage.device is not None:
+            used = {key: {state: to_compute(t, bundle.like) for state, t in own.items()} for key, own in kept.items()}
+        some = next(iter(used[keys[0]].values()))
         g, g_ind, square = bundle.gradient, bundle.independent, None
         ranks = self.rank_gradients if not self.observed.independent else None
-        if ranks is not None and g is not None and not self.waiting.keys() & set(measured):
+        if ranks is not None and g is not None and not self.waiting.keys() & set(keys):
             square = bundle.mean_square(ranks)
-        elif g_ind is None and not self.independent.isdisjoint(measured):
+        elif g_ind is None and not self.independent.isdisjoint(keys):
             g_ind = torch.zeros_like(some)
         shown = {"g": torch.zeros_like(some) if g is None else g, "g_ind": g_ind, "square": square}
-        if not self.squares.isdisjoint(measured):
+        if not self.squares.isdisjoint(keys):
             shown["squares"] = bundle.squares
-        return shown
+        return shown, used, kept
 
     def update(self, measure: PathMeasure, states: Pieces, piece: Pieces, number: int) -> None:
         """Update a measure's states by a step, or a piece of it.

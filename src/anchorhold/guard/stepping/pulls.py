@@ -47,6 +47,8 @@ class Pull(NamedTuple):
 
 def pulls_of(core: Core, moving: Moving) -> list[Pull]:
     """Return the gradients of holds that are not element by element, and of those beside the guard's own."""
+    if core.state.implicit.value and not core.options.holds:
+        return []
     holds = list(core.options.holds) if core.state.implicit.value else core.beside_the_quadratic
     elementwise = core.state.driving.form.elementwise
     last: list[Pull] = []

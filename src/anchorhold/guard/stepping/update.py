@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from anchorhold.errors import NotFiniteError
 from anchorhold.guard.batch_norm.steady_maps import SteadyMaps
@@ -58,25 +57,11 @@ class PendingStep:
     handed: HandedGradients | None = None
     """The gradients that the optimizer was handed."""
 
-    @property
-    def optimizer(self) -> Optimizer:
-        """Return who takes the step."""
-        return self.seen.optimizer
-
-    @property
-    def closure(self) -> bool:
-        """Return whether a closure makes the gradients, and adds the holds to each loss that it returns."""
-        return self.seen.closure
-
-    @property
-    def owned(self) -> Mapping[str, nn.Parameter]:
-        """Return the protected parameters that it moves."""
-        return self.layout.owned
-
     def remember_gradients(self, written: Mapping[str, nn.Parameter]) -> HandedGradients:
         """Remember which of the optimizer's gradients were written to, to tell a step that is tried again."""
-        changed = {name: p for name, p in written.items() if name in self.owned}
-        self.handed = HandedGradients(self.optimizer, self.owned, changed)
+        owned = self.layout.owned
+        changed = {name: p for name, p in written.items() if name in owned}
+        self.handed = HandedGradients(self.seen.optimizer, owned, changed)
         return self.handed
 
 
@@ -105,16 +90,17 @@ class Update:
 
     def before(self, step: PendingStep) -> None:
         """Let measures see g, and add the holds' gradients to it; or raise before anything has changed."""
-        core, measures = self.core, self.measures
-        adds = step.hold and not step.closure
-        joins_gradient = adds and not core.state.pulled_after
+        core, measures, seen = self.core, self.measures, step.seen
+        adds = step.hold and not seen.closure  # a closure adds the holds to each loss that it returns
+        pulls_after = step.hold and core.state.pulled_after
+        joins_gradient = adds and not pulls_after
         # The loss scale is in g, and so has to be in what is added to it.
         factor = 2 * core.state.strength * step.loss_scale if adds and not core.state.implicit.value else 0.0
 
         for hold in core.options.holds if adds else ():
-            hold.before_step(core.held(step.owned))
+            hold.before_step(core.held(seen.parameters))
         for monitor in self._before_pull if joins_gradient else ():
-            monitor.before_pull(step.seen)
+            monitor.before_pull(seen)
         if core.state.folded_norms:
             self._follow_statistics(is_held=adds and bool(core.state.strength))
         pulls = self._pulls(step) if adds else []
@@ -127,15 +113,17 @@ class Update:
             self._before_bundle(bundle, factor, sums)
             if step.beginning is not None and measures.waiting:
                 bundle.moved_from(step.beginning.weights)
-        self.implicit.begin(bundles, hold=step.hold)
+        if pulls_after:
+            self.implicit.begin(bundles)
         if measures.waiting:  # nothing is spoilt yet: their states change after the step
             self.finite.check_gradients(bundles, sums)
         step.bundles = bundles
-        self._add_pulls(step, pulls, written)
+        if pulls:
+            self._add_pulls(step, pulls, written)
         for monitor in self._after_pull if joins_gradient else ():
-            monitor.after_pull(step.seen)
+            monitor.after_pull(seen)
         self._count(bundles)
-        if not step.closure and (factor or measures.every or core.options.holds):
+        if not seen.closure and (factor or measures.every or core.options.holds):
             step.remember_gradients(written)
 
     def after(self, step: Step, bundles: Sequence[Bundle], *, hold: bool) -> None:
@@ -198,9 +186,8 @@ class Update:
             tensors["out"] = bundle.hand(in_place=not keeps_weights)
         if keeps_weights and isinstance(bundle, Single):  # a row's copy of θ is kept already
             tensors["before"] = bundle.buffer("before")
-        kept, states = measures.states(bundle, measured)
-        if measured:
-            tensors |= measures.shown(bundle, measured, states)
+        shown, states, kept = measures.shown(bundle, measured)
+        tensors |= shown
         looks = measures.only_wait and bundle.like.device.type == "cpu"
         if looks:
             tensors |= {"g": g, "g_ind": g_ind}
@@ -222,10 +209,10 @@ class Update:
     def _after_bundle(self, bundle: Bundle) -> None:
         """Update the measures that wait for Δ."""
         measures, waiting = self.measures, list(self.measures.waiting)
-        kept, states = measures.states(bundle, waiting)
-        tensors = {"theta": bundle.weights("weights"), "step": bundle.buffer("before")}
+        shown, states, kept = measures.shown(bundle, waiting)
+        tensors = {"theta": bundle.weights("weights"), "step": bundle.buffer("before")} | shown
         number = self.core.task.steps.get(bundle.names[0], 0) - 1  # the step itself is counted already
-        for piece, own in pieces_of(tensors | measures.shown(bundle, waiting, states), states):
+        for piece, own in pieces_of(tensors, states):
             # Δ takes the place of the weights before the step, which are not needed again.
             torch.sub(piece["theta"], piece["step"], out=piece["step"])
             for key in waiting:
@@ -240,18 +227,18 @@ class Update:
         Parameters that lack a gradient lie in bundles of their own from now on.
         """
         measures, observed = self.measures, self.measures.observed
-        may_overwrite = self.overwriters.may_include(step.optimizer)
+        may_overwrite = self.overwriters.may_include(step.seen.optimizer)
         while True:
             lacking: set[str] = set()
             for bundle in step.layout.bundles:
                 # The optimizer gets what is held as another tensor; it might overwrite the rest before it is measured.
-                copy = may_overwrite and not (is_held and bundle.held)
-                if not bundle.look(observed, step.loss_scale, copy=bool(measures.waiting) and (step.closure or copy)):
+                copy = step.seen.closure or (may_overwrite and not (is_held and bundle.held))
+                if not bundle.look(observed, step.loss_scale, copy=bool(measures.waiting) and copy):
                     lacking |= set(bundle.lacking(observed))
             if not lacking:
                 break
             self.layouts.send_alone(lacking)
-            step.layout = self.layouts.make(step.optimizer)
+            step.layout = self.layouts.make(step.seen.optimizer)
         bundles = step.layout.bundles
         if observed.gradient:  # measures see those, and the step is taken with others
             self.finite.check_own_gradients(bundles)
@@ -282,7 +269,7 @@ class Update:
     def _pulls(self, step: PendingStep) -> list[Pull]:
         """Return what holds add that are not element by element; raise if weights are to blame for a NaN in it."""
         try:
-            return pulls_of(self.core, Moving(step.owned, step.layout.moved, self.calls, step.loss_scale))
+            return pulls_of(self.core, Moving(step.layout.owned, step.layout.moved, self.calls, step.loss_scale))
         except NotFiniteError:
             self.finite.check_weights(self.core.task.most_steps + 1)
             raise
@@ -304,9 +291,9 @@ class Update:
 
     def _written_in_place(self, layout: Layout, pulls: Sequence[Pull], *, is_held: bool) -> dict[str, nn.Parameter]:
         """Return the parameters whose own gradients are written to: nobody needs the task's after the step."""
-        pulled = {name for pull in pulls for name in pull.names}
+        pulled = {name for pull in pulls for name in pull.names} if pulls else set()
         if self.measures.waiting:
             return {name: layout.moved[name] for name in pulled - layout.owned.keys()}
-        held = [bundle for bundle in layout.bundles if bundle.held and is_held]
+        held = [bundle for bundle in layout.bundles if bundle.held] if is_held else []
         found = {n: p for bundle in held for n, p in zip(bundle.names, bundle.parameters, strict=True)}
         return found | {name: layout.moved[name] for name in pulled}

@@ -161,7 +161,8 @@ class StepWatcher:
         core = self.core
         self.update.implicit.check(step.optimizer, step.parameters)
         self.update.finite.check_weights_of_blocks(step.parameters)
-        self.following.before_step(step.optimizer)
+        if core.state.tolerance is not None:
+            self.following.before_step(step.optimizer)
         if core.state.frozen_norms:
             core.runtime.frozen_statistics.restore(core.norms)
         for monitor in self._before_step:
@@ -227,7 +228,8 @@ class StepWatcher:
     def _post_hook(self, hold: bool, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_within_its_own_step(optimizer):
             return
-        self.update.maps.stepped()
+        if self.core.state.folded_norms:
+            self.update.maps.stepped()
         if self._lent:
             self.update.overwriters.look(optimizer, self._lent)
         bundles, self._bundles, self._lent = self._bundles, [], []

@@ -131,6 +131,8 @@ def give_each_its_own_gradient(parameters: Mapping[str, nn.Parameter]) -> None:
     ``backward()`` makes none of these, but who assigns what ``torch.autograd.grad`` returns may have them, and what is
     added to one of them must not end up in another.
     """
+    if not parameters:
+        return
     given = [(parameter, parameter.grad) for parameter in parameters.values() if parameter.grad is not None]
     parts = [(parameter, grad, local(grad)) for parameter, grad in given if not grad.is_sparse]
     places = [own.data_ptr() for _, _, own in parts if own.numel()]

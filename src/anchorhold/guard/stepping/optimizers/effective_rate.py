@@ -177,9 +177,12 @@ def effective_rates(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]
     """Return the effective rate of each parameter that took part in the last step."""
     read = _reader(optimizer)
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    if read is _sgd:  # one rate for all of a group
+        rates = {id(group): _sgd(group, {}, 0.0) for group in optimizer.param_groups if float(group["lr"]) > 0}
+        places = [(name, id(groups[id(p)])) for name, p in parameters.items()]
+        return {name: rates[place] for name, place in places if place in rates}
     states = {name: optimizer.state.get(p, {}) for name, p in parameters.items()}
-    if read is not _sgd:
-        states = {name: state for name, state in states.items() if state}
+    states = {name: state for name, state in states.items() if state}
     numbers = _numbers({name: state["step"] for name, state in states.items() if "step" in state})
     found = {}
     for name, state in states.items():
