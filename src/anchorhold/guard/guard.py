@@ -18,9 +18,8 @@ from anchorhold.guard.arguments.fitting_strengths import check_strengths
 from anchorhold.guard.arguments.new_core import new_core
 from anchorhold.guard.arguments.selection import Protect
 from anchorhold.guard.arguments.strengths import PatternStrengths, checked_strength
-from anchorhold.guard.chunks import checked_bytes
 from anchorhold.guard.core import AnchorKind, Setting
-from anchorhold.guard.costs import Costs, costs_of
+from anchorhold.guard.costs import Costs, checked_bytes, costs_of
 from anchorhold.guard.distributed.gathering import Gather
 from anchorhold.guard.distributed.rank_gradients import CommHook
 from anchorhold.guard.forget import forget_all
@@ -31,10 +30,9 @@ from anchorhold.guard.monitors import Monitor, monitor_kinds
 from anchorhold.guard.not_a_callback import NotACallback
 from anchorhold.guard.penalties import penalty_of
 from anchorhold.guard.refreshing import refresh
-from anchorhold.guard.retention.evaluate import look
+from anchorhold.guard.retention.evaluate import look, warn_of_another_model
 from anchorhold.guard.retention.following import predicted
 from anchorhold.guard.retention.keep_inputs import keep_inputs, warn_unless_binding
-from anchorhold.guard.retention.other_models import warn_of_another_model
 from anchorhold.guard.rollback.rollback import GoingBack
 from anchorhold.guard.rollback.weight_average import evaluated_weights
 from anchorhold.guard.state import files as state_files

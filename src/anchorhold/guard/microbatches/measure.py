@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.errors import BatchError, ModelError, OrderError
-from anchorhold.guard.core import Core, GuardState
-from anchorhold.guard.distributed.fsdp_averaging import refuse_unless_averaging
-from anchorhold.guard.distributed.ranks import is_fully_sharded
-from anchorhold.guard.measurement import (
+from anchorhold.guard.batches import (
     Reader,
     check_read_alike,
     look_at_classes,
     warn_if_alone_among_several,
 )
+from anchorhold.guard.core import Core, GuardState
+from anchorhold.guard.distributed.fsdp_averaging import refuse_unless_averaging
+from anchorhold.guard.distributed.ranks import is_fully_sharded
 from anchorhold.guard.microbatches.batch_scores import BatchScore, Scored
 from anchorhold.guard.microbatches.gradient_sums import (
     GradientSums,

@@ -18,8 +18,7 @@ from anchorhold.errors import ConfigurationError, OrderError, warn
 from anchorhold.forms.base import is_mean_of_squares
 from anchorhold.guard.arguments.strengths import Importance
 from anchorhold.guard.core import Core
-from anchorhold.guard.retention.evaluate import look, refuse_unless_ranks_agree
-from anchorhold.guard.retention.other_models import warn_of_another_model
+from anchorhold.guard.retention.evaluate import look, refuse_unless_ranks_agree, warn_of_another_model
 from anchorhold.guard.rollback.weight_average import evaluated_weights
 from anchorhold.guard.stepping.optimizers.effective_rate import largest_strength, sgd_rates
 from anchorhold.guard.stepping.training_calls import TrainingCalls
