@@ -24,15 +24,15 @@ class ReadsBatches(Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether it has seen as many samples as it wants."""
+        """Return whether it has seen as many samples as it wants."""
 
     @property
     def reading(self) -> OutputReading | None:
-        """How outputs are read, as the batches so far tell it."""
+        """Return how outputs are read, as the batches so far tell it."""
 
     @property
     def classes(self) -> int | None:
-        """How many classes outputs tell apart, where that is known."""
+        """Return how many classes outputs tell apart, where that is known."""
 
     def read(self, batch: Any) -> Batch:
         """Return a batch as the model's are measured."""
@@ -102,7 +102,7 @@ def check_read_alike(ranks: Ranks, collectors: Sequence[ReadsBatches]) -> None:
 
 
 class Reader:
-    """Reads this rank's batches one by one, as long as a collector wants more."""
+    """Read this rank's batches one by one, as long as a collector wants more."""
 
     def __init__(
         self,

@@ -253,7 +253,7 @@ class Runtime:
     marking: SampleMarks | None = None
     """Where samples are noted that are measured from now, while a task ends."""
     version: int = 0
-    """Counts how often tensors were replaced, for those who walk through them laid out in another way."""
+    """Counts how often tensors were replaced, by which layouts and lookups made from them are made anew."""
 
     def __post_init__(self) -> None:
         self.wrapper = ddp_wrapper(self.model)

@@ -59,12 +59,12 @@ class Costs:
 
     @property
     def kept(self) -> int:
-        """Bytes that are kept from task to task."""
+        """Return the bytes that are kept from task to task."""
         return sum(block.kept for block in self.blocks)
 
     @property
     def measuring(self) -> int:
-        """Bytes of sums while a task is measured, or of running states."""
+        """Return the bytes of sums while a task is measured, or of running states."""
         return sum(block.measuring for block in self.blocks)
 
     @property
@@ -74,7 +74,7 @@ class Costs:
 
     @property
     def weights(self) -> int:
-        """How many weights are held."""
+        """Return how many weights are held."""
         return sum(block.weights for block in self.blocks)
 
     def __repr__(self) -> str:

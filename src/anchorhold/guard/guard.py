@@ -33,7 +33,7 @@ from anchorhold.guard.refreshing import refresh
 from anchorhold.guard.retention.evaluate import look, warn_of_another_model
 from anchorhold.guard.retention.following import predicted
 from anchorhold.guard.retention.keep_inputs import keep_inputs, warn_unless_binding
-from anchorhold.guard.rollback.rollback import GoingBack
+from anchorhold.guard.rollback.rollback import Rollback
 from anchorhold.guard.rollback.weight_average import evaluated_weights
 from anchorhold.guard.state import files as state_files
 from anchorhold.guard.state.blank import blank_state
@@ -177,7 +177,7 @@ class Guard(NotACallback):
         )
         self._monitors = monitor_kinds(monitors)
         self._attachment = Attachment(self._core, self._monitors)
-        self._going_back = GoingBack(self._core, self._attachment)
+        self._rollback = Rollback(self._core, self._attachment)
 
     def __repr__(self) -> str:
         return describe(self._core, self._attachment.attached(), self._attachment.held())
@@ -269,7 +269,7 @@ class Guard(NotACallback):
     @property
     def pulled_back(self) -> PulledBack | None:
         """How far weights last went back to meet a tolerance, by :meth:`pull_back` or where a task ended."""
-        return self._going_back.last
+        return self._rollback.last
 
     @property
     def form(self) -> Form:
@@ -590,7 +590,7 @@ class Guard(NotACallback):
         Args:
             tolerance: in nats a sample or token; by default the guard's own.
         """
-        return self._going_back.to_tolerance(tolerance)
+        return self._rollback.to_tolerance(tolerance)
 
     # Tasks
 
@@ -627,7 +627,7 @@ class Guard(NotACallback):
             what you want to change.
         """
         within = self._core.runtime.ranks.together(lambda: checked_bytes(within))
-        with self._going_back.before_the_end(share), evaluated_weights(self._attachment.attached()):
+        with self._rollback.before_the_end(share), evaluated_weights(self._attachment.attached()):
             return end_task(self._core, self._attachment, batches, forward, within)
 
     @torch.inference_mode(mode=False)
@@ -671,7 +671,7 @@ class Guard(NotACallback):
         Args:
             share: that of the weights as they are: 1 changes nothing, 0 goes back to the anchor.
         """
-        self._going_back.by_share(share)
+        self._rollback.by_share(share)
 
     def rebase(self) -> None:
         """Hold merged weights to where they are now, by the importance that was measured before.
@@ -801,12 +801,12 @@ class Guard(NotACallback):
                 AnchorholdWarning,
                 stacklevel=4,
             )
-        return {name: value for name, value in vars(self).items() if name not in ("_attachment", "_going_back")}
+        return {name: value for name, value in vars(self).items() if name not in ("_attachment", "_rollback")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._attachment = Attachment(self._core, self._monitors)
-        self._going_back = GoingBack(self._core, self._attachment)
+        self._rollback = Rollback(self._core, self._attachment)
 
 
 _OTHER_STRENGTH = (

@@ -38,7 +38,7 @@ of a large one that trains in 16 bits too, since outputs are compared in the pre
 
 
 class Following:
-    """Looks at kept inputs while a model is trained, and lets the strength follow if there is a tolerance."""
+    """Look at kept inputs while a model is trained, and let the strength follow if there is a tolerance."""
 
     def __init__(self, core: Core, calls: TrainingCalls) -> None:
         self.core = core
@@ -51,7 +51,7 @@ class Following:
 
     @property
     def controls(self) -> bool:
-        """Whether there is a strength to be controlled."""
+        """Return whether there is a strength to be controlled."""
         return self.core.state.tolerance is not None and self.core.state.is_anchored
 
     def before_step(self, optimizer: Optimizer) -> None:

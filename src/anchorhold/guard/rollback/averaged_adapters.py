@@ -53,7 +53,7 @@ class AveragedAdapters:
         """Adapters that came after the last consolidation: nothing says what they were, and they stay as they are."""
 
     def _is_held_in_part(self, adapter: Adapter) -> bool:
-        """Whether some of what makes a product has an anchor, and some that is trained has none."""
+        """Return whether some of what makes a product has an anchor, and some that is trained has none."""
         parts = [term.parameters for term in adapter.terms()] or [tuple(adapter.parameters())]
         return any(len({p in self._names for p in part if p.requires_grad}) > 1 for part in parts)
 

@@ -21,8 +21,8 @@ from anchorhold.retention.controller import checked_nats
 from anchorhold.retention.way_back import PulledBack, furthest_within
 
 
-class GoingBack:
-    """Takes a guard's weights back towards their anchor, and knows how far they last went.
+class Rollback:
+    """Move a guard's weights back towards their anchor, and know how far they last went.
 
     Args:
         core: what the guard knows.
@@ -86,7 +86,7 @@ class GoingBack:
 
     @property
     def _is_due(self) -> bool:
-        """Whether a task ends with a tolerance to be met."""
+        """Return whether a task ends with a tolerance to be met."""
         core = self.core
         expected = (
             core.state.kept or core.state.kept.expected
@@ -95,7 +95,7 @@ class GoingBack:
 
     @property
     def _was_never_attached(self) -> bool:
-        """Whether no step was seen of the task that was trained last, here or by whoever saved what was loaded."""
+        """Return whether no step of the last task was seen, here or by whoever saved what was loaded."""
         core = self.core
         return not (self.attachment.was_attached or core.task.steps or core.state.control.trace)
 

@@ -84,7 +84,7 @@ def _why_with_any(core: Core) -> str:
 
 
 def _is_kept_as_computed(core: Core) -> bool:
-    """Whether Q is kept where weights are, and as they are, so that what is found from it is found once."""
+    """Return whether Q is kept where weights are, and as they are, so that what is found from it is found once."""
     storage = core.state.driving.storage
     return not any(
         is_sharded(p) or storage.dtype not in (None, running_dtype(p)) or storage.device not in (None, p.device)

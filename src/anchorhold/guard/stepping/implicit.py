@@ -24,7 +24,7 @@ from anchorhold.tensors.storage import running_dtype, to_compute
 
 
 class ImplicitPull:
-    """Pulls weights after steps."""
+    """Pull weights after steps, where the quadratic hold is implicit."""
 
     def __init__(self, core: Core) -> None:
         self.core = core

@@ -29,7 +29,7 @@ def out_of_graphs(function: F) -> F:
 
 
 class TrainingCalls:
-    """Remembers the last call of a model that could be differentiated: of a step's micro-batches, the last one."""
+    """Remember the last call of a model that could be differentiated: of a step's micro-batches, the last one."""
 
     def __init__(self) -> None:
         self.last: TrainingCall | None = None

@@ -135,7 +135,7 @@ class Update:
             # No optimizer moves a parameter without a gradient.
             if self.measures.waiting and any(grad is not None for grad in grads):
                 self._after_bundle(bundle)
-            bundle.let_go()
+            bundle.release()
         if not hold or not bundles:
             return
         if core.state.pulled_after:
@@ -245,7 +245,8 @@ class Update:
         if not measures.only_wait:
             # Those on accelerators would have to be waited for.
             seen = [g for b in bundles if b.like.device.type == "cpu" for g in (b.gradient, b.independent)]
-            self.finite.check_gradients(bundles, [local(g).sum() for g in seen if g is not None])
+            own = [g if type(g) is Tensor else local(g) for g in seen if g is not None]
+            self.finite.check_gradients(bundles, [g.sum() for g in own])
         return bundles
 
     def _follow_statistics(self, *, is_held: bool) -> None:

@@ -34,7 +34,7 @@ def with_closure(
 
 
 class Beginnings:
-    """Weights and gradients as they are when a step begins, of optimisers that may move weights before they evaluate.
+    """Keep weights and gradients from where a step begins, for optimizers that may move weights before they evaluate.
 
     SAM is one: its step first climbs by the gradient that it was given, and evaluates the closure up there. The step is
     from where it began all the same, and the gradient there is the one that measures see. Torch's own evaluate first.
@@ -92,12 +92,12 @@ class Beginning:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the weights are no longer those."""
+        """Return whether the weights are no longer those."""
         return any(not torch.equal(local(p.detach()), local(self.weights[name])) for name, p in self._owned.items())
 
     @property
     def has_gradients(self) -> bool:
-        """Whether there were any: zeros are what ``zero_grad(set_to_none=False)`` leaves."""
+        """Return whether there were any: zeros are what ``zero_grad(set_to_none=False)`` leaves."""
         return any(gradient is not None and bool(local(gradient).any()) for gradient in self.gradients.values())
 
 

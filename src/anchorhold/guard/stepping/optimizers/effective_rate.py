@@ -44,7 +44,7 @@ class EffectiveRate(NamedTuple):
 
     @property
     def rate(self) -> float | None:
-        """The one h of all weights, where there is one."""
+        """Return the one h of all weights, where there is one."""
         return self.numbers[0] if self.formula is None else None
 
     def of(self, kept: tuple[Tensor, ...]) -> float | Tensor:
@@ -52,7 +52,7 @@ class EffectiveRate(NamedTuple):
         return self.numbers[0] if self.formula is None else self.formula(*kept, *self.numbers)
 
     def is_like(self, other: "EffectiveRate") -> bool:
-        """Whether both are by one formula, so that their weights may lie side by side."""
+        """Return whether both are by one formula, so that their weights may lie side by side."""
         return self.formula is other.formula and self.numbers == other.numbers
 
 
@@ -139,7 +139,7 @@ def check_effective_rate(optimizer: Optimizer, form: Form) -> None:
 
 
 def is_sgd(optimizer: Optimizer) -> bool:
-    """Whether an optimiser, one whose effective rate is known, moves all weights of a group by one rate."""
+    """Return whether an optimiser, one whose effective rate is known, moves all weights of a group by one rate."""
     return _reader(optimizer) is _sgd
 
 

@@ -17,7 +17,7 @@ from anchorhold.tensors.sharding import local
 
 
 class HandedGradients:
-    """Remembers the gradients of a step without keeping them alive, and whether they have changed since.
+    """Remember the gradients of a step without keeping them alive, and whether they have changed since.
 
     Before a step the hold's gradient is added in place wherever no measure needs the task's alone afterwards. So a
     gradient that nobody has touched since still has it in it, and has been measured: by a step that raised and is tried
@@ -41,7 +41,7 @@ class HandedGradients:
         self._first = None if first is None else TensorWeakRef(first)
 
     def is_tried_again(self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> bool:
-        """Whether a step has begun, not ended, and is taken again with the very gradients it had."""
+        """Return whether a step has begun, not ended, and is taken again with the very gradients it had."""
         return (
             not self.ended
             and self._optimizer() is optimizer
@@ -90,13 +90,13 @@ def lent_by(bundles: Iterable[Bundle]) -> list[Lent]:
 
 
 class Overwriters:
-    """Remembers which optimisers were seen to leave gradients as they are."""
+    """Remember which optimizers were seen to leave gradients as they are."""
 
     def __init__(self) -> None:
         self._keeping: WeakSet[Optimizer] = WeakSet()
 
     def may_include(self, optimizer: Optimizer) -> bool:
-        """Whether measures need a copy of the gradients that an optimiser is given."""
+        """Return whether measures need a copy of the gradients that an optimiser is given."""
         return optimizer not in self._keeping
 
     def look(self, optimizer: Optimizer, lent: Sequence[Lent]) -> None:
