@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from anchorhold import Fisher, Guard
+from anchorhold.engine.reductions import Basis, RotatedReduction
 from anchorhold.forms import KroneckerMatrix, Matrix
-from anchorhold.persample.reductions import Basis, RotatedReduction
 from benchmarks import networks
 from benchmarks.factor_peers import Data, Factors, Turned, by_curvlinops, by_kronfluence
 from benchmarks.harness import Ratio, Report, interleaved

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from anchorhold.persample.engine import sample_importance
-from anchorhold.persample.phi import ABSOLUTE, SQUARE
-from anchorhold.persample.scores import LogLikelihood, OutputNorm
+from anchorhold.engine.accumulator import sample_importance
+from anchorhold.engine.phi import ABSOLUTE, SQUARE
+from anchorhold.engine.scores import LogLikelihood, OutputNorm
 from benchmarks import networks, peers
 from benchmarks.harness import Ratio, Report, disagreement, interleaved
 

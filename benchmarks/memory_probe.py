@@ -4,9 +4,9 @@ import re
 import sys
 from pathlib import Path
 
-from anchorhold.persample.engine import sample_importance
-from anchorhold.persample.phi import SQUARE
-from anchorhold.persample.scores import LogLikelihood
+from anchorhold.engine.accumulator import sample_importance
+from anchorhold.engine.phi import SQUARE
+from anchorhold.engine.scores import LogLikelihood
 from benchmarks import networks
 
 STATUS = Path("/proc/self/status")

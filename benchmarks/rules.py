@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 
-from anchorhold.persample.engine import sample_importance
-from anchorhold.persample.phi import SQUARE
-from anchorhold.persample.scores import LogLikelihood, OutputNorm
+from anchorhold.engine.accumulator import sample_importance
+from anchorhold.engine.phi import SQUARE
+from anchorhold.engine.scores import LogLikelihood, OutputNorm
 from benchmarks.harness import Ratio, Report, disagreement, interleaved
 
 

@@ -7,10 +7,12 @@ from hypothesis import HealthCheck, settings
 
 from anchorhold import registry
 from anchorhold.forms import FORMS
+from anchorhold.guard.monitors import MONITORS
 from anchorhold.holds import HOLDS
 from anchorhold.measures import MEASURES
 from anchorhold_lab.experiments import SCENARIOS
 from anchorhold_lab.networks import NETWORKS
+from tests.nightly import mark_nights
 
 # However long an example takes: the machine may be busy with something else.
 settings.register_profile(
@@ -29,6 +31,12 @@ def pytest_collection_finish():
     """All that is loaded by now stays, so no collection of garbage, which trainers ask for often, looks at it again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark what the day leaves out, before pytest chooses by marks."""
+    mark_nights(items)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -57,7 +65,7 @@ def as_wide_as_a_file(monkeypatch):
 def nothing_stays_registered(monkeypatch):
     """What a test registers, or loads from a file, is not known to the next one."""
     monkeypatch.setattr(registry, "_FILES", dict(registry._FILES))
-    for kinds in (FORMS, HOLDS, MEASURES, NETWORKS, SCENARIOS):
+    for kinds in (FORMS, HOLDS, MEASURES, MONITORS, NETWORKS, SCENARIOS):
         monkeypatch.setattr(kinds, "_known", dict(kinds._known))
 
 

@@ -1,7 +1,6 @@
 """Settings that come later: runs keep their names, and what was saved before them still loads."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import ClassVar
 
@@ -91,12 +90,13 @@ def test_a_run_keeps_its_name_while_an_added_setting_has_its_default(monkeypatch
 
 
 def test_the_published_runs_keep_their_names():
-    entries = Store(PUBLISHED).entries()
+    store = Store(PUBLISHED)
+    entries = store.entries()
     assert len(entries) > 300
     for entry in entries:  # which has compared the name with what the spec's own hash is
         assert not entry.damage and entry.spec is not None, entry.damage
         assert entry.spec.id == entry.id
-        assert entry.spec.to_dict() == json.loads((PUBLISHED / "runs" / entry.id / "spec.json").read_text())
+        assert entry.spec.to_dict() == store.files.read(entry.id, "spec.json")
 
 
 def test_a_setting_whose_default_has_changed_is_always_written():

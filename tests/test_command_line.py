@@ -129,6 +129,7 @@ def test_warnings_are_lines(call, models, tmp_path):
     assert shown.stderr.startswith("warning: '") and "bfloat16 and torch.float64" in shown.stderr
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

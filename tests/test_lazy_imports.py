@@ -11,8 +11,8 @@ assert anchorhold.Guard is Guard and anchorhold.errors.AnchorholdError is Anchor
 assert set(anchorhold.__all__) <= set(dir(anchorhold))
 assert not {"Any", "ModuleType", "importlib", "sys"} & set(dir(anchorhold)) and "errors" in dir(anchorhold)
 assert not hasattr(anchorhold, "nosuch")
-from anchorhold.persample.batches import _known_conventions
-assert _known_conventions()
+from anchorhold.engine.conventions import registered_conventions
+assert registered_conventions()
 
 import torch
 guard = Guard(torch.nn.Linear(2, 2), "L2")

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import anchorhold
+from anchorhold.engine.scores import LogLikelihood
 from anchorhold.errors import ConfigurationError
-from anchorhold.persample.scores import LogLikelihood
 from anchorhold.settings import checked_share, first_match, numbers_by_pattern
 
 
@@ -50,6 +50,7 @@ def test_settings_that_make_no_sense(make, message):
         make()
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("numpys", "plain"),
     [

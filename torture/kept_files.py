@@ -27,6 +27,8 @@ from anchorhold_lab.data.images import checked_images
 from anchorhold_lab.experiments import Failure, RunProgress, Spec, Store, execute
 from anchorhold_lab.experiments.specs.source_files import source_digest
 from anchorhold_lab.experiments.store.checkpoints import Checkpoints
+from anchorhold_lab.experiments.store.packed import OBSERVATIONS, RESULTS
+from anchorhold_lab.experiments.store.packing import pack
 from anchorhold_lab.training.protocol import Settings
 from torture.outcome import Outcome, Verdict
 
@@ -208,6 +210,17 @@ def _store_files(place: Path) -> Iterator[KeptFile]:
     store.keep_source(source)
     digest = source_digest(source)
     yield KeptFile("sources/*.py", store.source_path(digest), lambda: store.source(digest))
+    whole = Store(place / "packed")
+    shutil.copytree(folder, whole.run_folder(finished.id))
+    shutil.copytree(store.run_folder(failed.id), whole.run_folder(failed.id))
+    pack(whole)
+
+    def packed_read() -> object:
+        found = Store(whole.folder)
+        return [str(entry) for entry in found.entries()], _frozen(found.observations(finished.id))
+
+    for name in (RESULTS, OBSERVATIONS):
+        yield KeptFile(name, whole.folder / name, packed_read)
 
 
 def _checkpoints(place: Path, store: Store, spec: Spec) -> Iterator[KeptFile]:

@@ -20,7 +20,8 @@ from torch import nn
 
 import anchorhold
 from anchorhold.errors import AnchorholdError
-from anchorhold_lab.experiments import Spec, Store, execute
+from anchorhold_lab.experiments import Failure, Result, Spec, Store, execute
+from anchorhold_lab.experiments.store.packing import pack, unpack
 from anchorhold_lab.training.protocol import Settings
 from torture.armed_children import Ended, child, with_faults
 from torture.outcome import Outcome, Verdict, main
@@ -88,7 +89,7 @@ class Victim:
 def trials(seed: int) -> Iterator[Outcome]:
     """Harm one victim after the other, without end; trial k has the seed ``seed + k``."""
     torch.set_num_threads(1)
-    victims = [a_run(), a_guards_file(), a_buffers_file()]
+    victims = [a_run(), a_guards_file(), a_buffers_file(), a_store_to_pack(), a_store_to_unpack()]
     for victim in victims:
         victim.count()
     for number in itertools.count(seed):
@@ -118,6 +119,69 @@ def a_run() -> Victim:
         allowed,
     )
     return victim
+
+
+def a_store_to_pack() -> Victim:
+    """A store with runs of which some are packed already, which is packed."""
+    return _moved("a store that is packed", _half_packed, lambda folder: pack(Store(folder)))
+
+
+def a_store_to_unpack() -> Victim:
+    """The same store, packed whole, which is unpacked."""
+
+    def begin(folder: Path) -> None:
+        _half_packed(folder)
+        pack(Store(folder))
+
+    def work(folder: Path) -> None:
+        if Store(folder).files.packed() is not None:
+            unpack(Store(folder))
+
+    return _moved("a store that is unpacked", begin, work)
+
+
+def _moved(name: str, begin: Callable[[Path], object], work: Callable[[Path], object]) -> Victim:
+    """Return a store whose runs move: whatever is interrupted, it says what it said."""
+
+    def look(folder: Path) -> object:
+        store = Store(folder)
+        return [(str(entry), repr(store.observations(entry.id))) for entry in store.entries()]
+
+    victim = Victim(name, begin, work, look, lambda left: left == victim.whole[0])
+    return victim
+
+
+def _half_packed(folder: Path) -> None:
+    """Make a store of a packed run, a packed one that failed and was tried again, and two loose ones; one has begun."""
+    store, settings = Store(folder), Settings(epochs=1, batch_size=256, samples=50)
+    specs = [
+        Spec(
+            *("permuted-digits", "SI"),
+            seed=seed,
+            settings=settings,
+            strength=10.0,
+            tasks=2,
+            hidden=(4,),
+            probes=("importances",),
+        )
+        for seed in range(5)
+    ]
+    row = (0.5, 0.5)
+    origin = ("d" * 64, "a device", None, {"torch": "2"}, "2026-01-01T00:00:00")
+    for number, spec in enumerate(specs):
+        claim = store.claim(spec)
+        assert claim is not None
+        if number == 1:
+            claim.fail(Failure("too bad", origin[-1], "a device", None, {"torch": "2"}))
+        elif number < 4:
+            claim.finish(Result(spec, (row, row), row, 1.0, 2.0, 1, 0, *origin), {"importances": {"seen": number}})
+        claim.release()
+        if number == 1:
+            pack(store)
+            claim = store.claim(spec)
+            assert claim is not None
+            claim.fail(Failure("once more", origin[-1], "a device", None, {"torch": "2"}))
+            claim.release()
 
 
 def a_guards_file() -> Victim:

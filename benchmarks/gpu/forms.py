@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from anchorhold.engine.reductions import Basis
 from anchorhold.errors import DataError
 from anchorhold.forms import Kronecker, KroneckerMatrix, Matrix, Rotated, RotatedMatrix, rotated
 from anchorhold.guard import Guard
 from anchorhold.guard.measurement import TaskMeasurement
-from anchorhold.persample.reductions import Basis
 from anchorhold.tensors.matrices import products_in
 from anchorhold_lab.data import Dataset, Images
 from anchorhold_lab.data.locations import Datasets

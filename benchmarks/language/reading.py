@@ -18,12 +18,12 @@ PIECE = 12_000
 
 def html(content: bytes) -> list[str]:
     """Return the paragraphs of a page, without menus, tables and listings."""
-    return ["\n\n".join(filter(_is_prose, _paragraphs(content)))]
+    return ["\n\n".join(filter(_is_prose, paragraphs(content)))]
 
 
 def german_html(content: bytes) -> list[str]:
     """Return the German paragraphs of a page, of which a translator has left some in English."""
-    return ["\n\n".join(filter(_is_german, _paragraphs(content)))]
+    return ["\n\n".join(filter(_is_german, paragraphs(content)))]
 
 
 def dictionary(content: bytes) -> list[str]:
@@ -87,7 +87,8 @@ class _Paragraphs(HTMLParser):
         return [re.sub(r"\s+", " ", text).strip() for text in self._found]
 
 
-def _paragraphs(content: bytes) -> list[str]:
+def paragraphs(content: bytes) -> list[str]:
+    """Return the paragraphs of a page, without menus and listings, as they come."""
     parser = _Paragraphs()
     parser.feed(_decoded(content))
     parser.close()

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import anchorhold
+from anchorhold.engine.reductions import DiagonalReduction, Reduction
 from anchorhold.forms import Block, Matrix
 from anchorhold.forms.base import Displacement
 from anchorhold.measures.base import SampleMeasure
-from anchorhold.persample.reductions import DiagonalReduction, Reduction
 
 
 @dataclasses.dataclass(eq=False)

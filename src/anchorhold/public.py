@@ -1,6 +1,9 @@
 """All that users ask ``anchorhold`` itself for; the package loads it with the first name that is asked for."""
 
 from anchorhold.adapters import Adapter, register_adapter
+from anchorhold.engine.accumulator import SampleAccumulator, SampleImportance, sample_importance
+from anchorhold.engine.phi import ABSOLUTE, SQUARE
+from anchorhold.engine.scores import CustomScore, LogLikelihood, OutputNorm, Score
 from anchorhold.errors import (
     AnchorholdError,
     AnchorholdWarning,
@@ -58,9 +61,6 @@ from anchorhold.measures import (
 from anchorhold.measures.recurrences import unbiased_alpha
 from anchorhold.merging import choose_share, merge
 from anchorhold.own_text import OwnText, write_text
-from anchorhold.persample.engine import SampleAccumulator, SampleImportance, sample_importance
-from anchorhold.persample.phi import ABSOLUTE, SQUARE
-from anchorhold.persample.scores import CustomScore, LogLikelihood, OutputNorm, Score
 from anchorhold.retention import KeptSet, PulledBack, Retention, Tolerance
 from anchorhold.task_free import Plateaus, TaskFree
 from anchorhold.variational import k_center, mean_field, predictive, refined

@@ -11,7 +11,7 @@ from anchorhold_lab.cli.output import messages, print_json, results, table
 if TYPE_CHECKING:
     from studies.benzing2020 import Reproduction
 
-_ANSWERS = {True: "holds", False: "does not hold", None: "not checked"}
+_WITHIN = {True: "within", False: "outside", None: ""}
 
 
 def report_reproduction(found: "Reproduction", *, as_json: bool, only_report: bool = False) -> None:
@@ -48,13 +48,13 @@ def report_reproduction(found: "Reproduction", *, as_json: bool, only_report: bo
 def _show(found: "Reproduction") -> None:
     console = results()
     if found.verdicts:
-        # Whether it holds in the authors' own data, where any claim has some.
+        # On which side of the threshold the authors' own number lies, where any claim has one.
         known = any(verdict.authors for verdict in found.verdicts)
         columns = ("claim", "verdict", *("authors' data",) * known, "statistic", "threshold")
         shown = table(*columns, wrap=("claim", "statistic", "threshold"))
         for verdict in found.verdicts:
-            authors = _ANSWERS[verdict.authors_hold] if verdict.authors else ""
             said = verdict.statistic or verdict.note
-            shown.add_row(verdict.name, _ANSWERS[verdict.holds], *(authors,) * known, said, verdict.threshold)
+            authors = (_WITHIN[verdict.authors_within],) * known
+            shown.add_row(verdict.name, verdict.answer, *authors, said, verdict.threshold)
         console.print(shown)
     console.print(f"\nThe report: {found.index}", soft_wrap=True)

@@ -63,12 +63,17 @@ class Results:
         specs = accuracy_runs(self.preset, benchmark, algorithm)
         return [100 * result.average_accuracy for result in self.finished(specs)]
 
-    def accuracy(self, benchmark: Benchmark, algorithm: str) -> Estimate:
-        """Return the mean of these, with its standard error."""
-        found = self.accuracies(benchmark, algorithm)
+    def accuracy_by_seed(self, benchmark: Benchmark, algorithm: str) -> dict[int, float]:
+        """Return the same by the seeds of the runs; at least one has finished."""
+        specs = accuracy_runs(self.preset, benchmark, algorithm)
+        found = {run.spec.seed: 100 * run.average_accuracy for run in self.finished(specs)}
         if not found:
             raise NotMeasuredError(f"no run of {algorithm} on {benchmark} has finished")
-        return estimate(found)
+        return found
+
+    def accuracy(self, benchmark: Benchmark, algorithm: str) -> Estimate:
+        """Return the mean of these, with its standard error."""
+        return estimate(self.accuracy_by_seed(benchmark, algorithm).values())
 
     def observed(self, specs: Sequence[Spec], probe: str) -> list[dict[str, Any]]:
         """Return what a probe saw in each finished run; at least one has finished.

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from anchorhold.errors import DamagedError
-from anchorhold_lab.experiments import Spec, Store, best_tried, paper_spec, search
+from anchorhold_lab.experiments import SearchOutcome, Spec, Store, best_tried, paper_spec, search
 from studies.benzing2020.algorithms import Algorithm
 from studies.benzing2020.presets import Benchmark, Chosen, Preset, SearchPlan, Stage
 from studies.benzing2020.presets.keeping_variants import chosen_of
@@ -53,10 +53,22 @@ def _found(preset: Preset, benchmark: Benchmark, algorithm: Algorithm, store: St
         make = partial(_tried_spec, stage.scenario, measure, {**usual, **plan.while_trying})
         best = best_tried(plan.tried, make, plan.seeds, store, run)
         return None if best is None else chosen_of(best)
+    found = search_of(preset, benchmark, algorithm, store, run)
+    if found is None or found.choice is None:
+        return None
+    return Chosen(found.choice.strength, found.choice.reinitialise)
+
+
+def search_of(
+    preset: Preset, benchmark: Benchmark, algorithm: Algorithm, store: Store, run: Run
+) -> SearchOutcome | None:
+    """Return one search over a grid of strengths; ``None`` if it begins around a strength that is not known yet."""
+    stage, measure, variant = preset.stages[benchmark], algorithm.measure, algorithm.variant
+    plan = stage.searched[measure, variant]
     begin = _beginning(plan, stage, measure)
     if begin is None:
         return None
-    found = search(
+    return search(
         stage.scenario,
         measure,
         store,
@@ -64,9 +76,8 @@ def _found(preset: Preset, benchmark: Benchmark, algorithm: Algorithm, store: St
         seeds=range(preset.seeds(benchmark, measure, variant)),
         search_seeds=plan.seeds,
         run=run,
-        **usual,
+        **{**stage.usual, **stage.variants.get(variant, {})},
     )
-    return None if found.choice is None else Chosen(found.choice.strength, found.choice.reinitialise)
 
 
 def _tried_spec(scenario: str, measure: str, usual: Mapping[str, Any], **changes: Any) -> Spec:

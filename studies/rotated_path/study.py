@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anchorhold
+from anchorhold.engine.reductions import Basis, joined
 from anchorhold.forms import RotatedMatrix
-from anchorhold.persample.reductions import Basis, joined
 from benchmarks.undamped import undamped
 from studies.permuted_digits import BATCH, RATE, STEPS, TASKS, WIDTH, Data
 

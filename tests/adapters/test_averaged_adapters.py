@@ -34,6 +34,7 @@ def held(config, *, fresh, **settings):
     return model, guard
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", EXACT)
 def test_of_a_fresh_adapter_just_the_share_is_left(kind):
     model, guard = held(EXACT[kind], fresh=True)

@@ -13,6 +13,7 @@ from benchmarks.gpu import billion, billion_forms
 CPU = torch.device("cpu")
 
 
+@pytest.mark.nightly
 def test_every_form_holds_a_step_and_keeps_what_was_told_before():
     *_, report = billion_forms.with_16_bit_weights(None, CPU, True)
     names = billion_forms.cases(16)

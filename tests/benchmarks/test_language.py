@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import anchorhold
+from anchorhold.engine.reductions import joined
 from anchorhold.forms import DiagonalMatrix, Rotated, RotatedMatrix
-from anchorhold.persample.reductions import joined
 from anchorhold.seeding import generator_for
 from benchmarks.language import __main__ as command
 from benchmarks.language import corpus, plot, reading, report, study
@@ -75,6 +75,7 @@ def learned(text, cpu, folder):
     return study.read(folder / "language.jsonl")
 
 
+@pytest.mark.nightly
 def test_every_method_strength_and_way_is_run(learned):
     assert len(learned) == len({found.lesson for found in learned}) == 2 * (1 + 5 + 2 * len(MEASURES)) + 2
     for found in learned:

@@ -27,6 +27,7 @@ def test_without_a_measure_nothing_is_attached():
     assert not steps.optimizer._optimizer_step_pre_hooks and not steps.optimizer._optimizer_step_post_hooks
 
 
+@pytest.mark.nightly
 def test_every_ratio_has_its_target_and_threads_are_as_before(tmp_path):
     usual = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -53,6 +54,7 @@ def test_every_ratio_has_its_target_and_threads_are_as_before(tmp_path):
     assert "- command: python -m benchmarks steps-of-many\n" in (tmp_path / "steps-of-many.md").read_text()
 
 
+@pytest.mark.nightly
 def test_the_command(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["benchmarks", "steps-of-many", "--quick", "--results", str(tmp_path)])
     runpy.run_module("benchmarks", run_name="__main__")

@@ -73,6 +73,7 @@ def test_it_is_called_as_the_others_are_and_each_linear_layer_is_adapted(folder)
     assert {name.rpartition(".")[2] for name, p in model.named_parameters() if p.requires_grad} == {"lora_a", "lora_b"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [False, True])
 def test_the_command_teaches_it_german(adapter, given, folder, tmp_path, capsys):
     corpus.write(tmp_path / "bytes.npz", given)

@@ -63,6 +63,7 @@ def courses(text, tmp_path_factory):
     return {went.trial.recipe: went for went in study.read(folder / "sequence.jsonl")}
 
 
+@pytest.mark.nightly
 def test_an_average_goes_back_until_the_gain_that_was_asked_for_is_left(courses):
     free, averaged = courses[FREE], courses["averaging"]
     for stage in averaged.stages:

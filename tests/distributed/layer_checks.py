@@ -10,8 +10,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import anchorhold
+from anchorhold.engine import accumulator
 from anchorhold.guard.distributed.whole_model import largest_layer
-from anchorhold.persample import engine
 from anchorhold.tensors.gathered_at_use import Gatherer
 from tests.distributed.problem import share, whole
 from tests.distributed.watch_checks import cut_up, deep, layer_by_layer
@@ -87,8 +87,8 @@ def layers_are_gathered_one_at_a_time(here):
 
 
 def layers_are_gathered_in_the_same_chunks_whatever_each_process_has_free(here):
-    plain, asked = engine.widened, []
-    engine.widened = lambda budget, *given: (asked.append(given), budget)[1]
+    plain, asked = accumulator.enlarged_budget, []
+    accumulator.enlarged_budget = lambda budget, *given: (asked.append(given), budget)[1]
     try:
         model = layer_by_layer(deep(), init_device_mesh("cpu", (here.size,)))
         guard = anchorhold.Guard(model, "EWC", gather="layers")
@@ -97,7 +97,7 @@ def layers_are_gathered_in_the_same_chunks_whatever_each_process_has_free(here):
         expected = alone(deep(), [batch(0, 8)], "EWC")
         assert asked  # by one process alone, which may take what it has
     finally:
-        engine.widened = plain
+        accumulator.enlarged_budget = plain
     check_same(guard, expected)
 
 

@@ -12,7 +12,7 @@ from tests.limits import limit
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_loop.py"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_ddp_loop():
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run([*launch, EXAMPLE], check=False, capture_output=True, text=True, timeout=limit(30))

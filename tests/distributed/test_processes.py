@@ -31,7 +31,6 @@ def passed(outcome):
     assert not failures, "\n".join(f"{name} on rank {rank}: {text}" for (name, rank), text in failures.items())
 
 
-@pytest.mark.slow
 def test_one_two_and_three_processes(tmp_path):
     """One test, since each of its parts goes on from the checkpoint of another, and so that it is run only once."""
     problem.save_checkpoint(tmp_path / "from_one", net())
@@ -40,7 +39,6 @@ def test_one_two_and_three_processes(tmp_path):
     problem.check_checkpoint(tmp_path / "two" / "from_two", net())
 
 
-@pytest.mark.slow
 def test_four_processes(tmp_path):
     passed(run_checks(4, FOUR, tmp_path / "four"))
 

@@ -2,10 +2,13 @@
 
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import anchorhold
+from anchorhold.engine.conventions import base, registered_conventions
+from anchorhold.engine.rules import RULES
 from tests.docs.pages import DOCS, blocks, page, run_page
 
 TESTS = Path(__file__).parents[1]
@@ -143,7 +146,8 @@ def test_own_text(capsys):
 
 
 def test_adding_ones_own():
-    run_page("guides/extending.md")
+    with mock.patch.dict(RULES), mock.patch.object(base, "_conventions", registered_conventions()):  # for other tests
+        run_page("guides/extending.md")
 
 
 def test_a_measure_of_ones_own():

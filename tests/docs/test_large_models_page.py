@@ -43,6 +43,7 @@ def test_its_code_runs():
     assert scope["guard"].tasks == 2 and scope["guard"].form.name == "rotated16"
 
 
+@pytest.mark.nightly
 def test_the_bytes_are_those_that_a_guard_tells():
     assert len(ROWS) == 10 and len(LARGER) == 5
     rows = {"billion": ROWS, "8 billion": [row[:4] for row in LARGER]}

@@ -45,6 +45,7 @@ def test_the_table_names_every_measure_and_its_class():
         assert f"{type(measure).__name__}(" in table
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_says_all_there_is_to_say(name):
     text = page(f"measures/{name}.md")
@@ -55,11 +56,13 @@ def test_a_page_says_all_there_is_to_say(name):
         assert eval(made, {"anchorhold": anchorhold}).name in measures_of(name)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", [*PAGES, "index"])
 def test_its_code_runs(name):
     run_page(f"measures/{name}.md")
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", PAGES)
 def test_its_state_has_the_size_that_it_says(name):
     (said,) = re.findall(r"^(\d+) bytes a parameter", row(name, "state"))
@@ -77,6 +80,7 @@ def test_the_overview_has_the_same_sizes():
         assert bytes_of(measure) == size
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", PAGES)
 def test_strengths_are_the_papers(name):
     strength = row(name, "strength")

@@ -22,6 +22,7 @@ def test_every_measure_has_its_row():
     assert sorted(name for row in ROWS for name in row[0].split(", ")) == sorted(anchorhold.measures())
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_the_bytes_are_those_of_real_guards(row, weights):
@@ -29,6 +30,7 @@ def test_the_bytes_are_those_of_real_guards(row, weights):
         assert_holds(name, weights, row[1:])
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("measure", [anchorhold.SI, anchorhold.SIU, anchorhold.SIB])
 def test_a_total_that_is_clamped_in_the_end_has_its_own_row(measure, weights):

@@ -26,7 +26,7 @@ def test_the_scenarios_of_ones_own(capsys):
     assert scope["runs"].outcomes[0].matrix[-1] == pytest.approx(last, abs=0.011)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_experiments_in_python(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
@@ -39,6 +39,7 @@ def test_experiments_in_python(tmp_path, monkeypatch, capsys):
     assert scope["spec"].make_network(scope["spec"].make_scenario(Datasets())).body[0].out_features == 50
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")))
 def test_comments_stay_within_the_page(name):
     for block in re.findall(r"```(?:python|sh|text)\n(.*?)```", page(name), flags=re.DOTALL):
@@ -53,7 +54,7 @@ def test_the_table_of_scenarios_is_complete():
             assert re.search(rf"`{name}`.*-{'-'.join(map(str, kind.hidden))}-", page("scenarios.md"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "fewest"), [("command-line.md", 20), ("../lab/README.md", 4)])
 def test_the_commands(name, fewest, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -11,8 +11,6 @@ from filelock import FileLock
 from tests.docs.pages import DOCS
 from tests.lab.report.browser import Browser
 
-pytestmark = pytest.mark.slow
-
 LOADED = r"""<(?:script|img|iframe|source|video)\b[^>]*\bsrc=["']([^"']+)|<link\b[^>]*\bhref=["']([^"']+)"""
 DRAWN = """(() => {
   const box = element => element.getBoundingClientRect();
@@ -113,6 +111,7 @@ def test_the_audits_numbers_are_not_broken(browser, site, width):
     assert lines and max(lines) <= 3  # a correlation and a size below it, and the cell's own paragraph
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", ["index", "start", "measures/index", "guides/own-loop", "api/guard", "gotchas"])
 def test_pages_fit_a_phone_and_throw_nothing(browser, site, name):
     browser.open(site / f"{name}.html", width=375)
@@ -120,6 +119,7 @@ def test_pages_fit_a_phone_and_throw_nothing(browser, site, name):
     assert_quiet(browser)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("formula", [r"\left( a", r"\nosuchcommand x", r"\begin{aligned} a &= b \end{aligned}"])
 def test_a_formula_that_cannot_be_read_fails_the_build(tmp_path, formula):
     source = tmp_path / "docs"

@@ -62,7 +62,7 @@ def only_id(call, store, *command):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("file", sorted(EXTENDING.glob("*.py")), ids=lambda path: path.name)
 def test_the_commands_in_its_docstring(call, tmp_path, monkeypatch, file):
     monkeypatch.chdir(ROOT)
@@ -74,6 +74,7 @@ def test_the_commands_in_its_docstring(call, tmp_path, monkeypatch, file):
     assert Store(tmp_path / "store").results()
 
 
+@pytest.mark.nightly
 def test_a_scenario_is_learned_and_read_where_nobody_knows_it(call, tmp_path):
     store = Store(tmp_path / "store")
     found = only_id(call, store, f"{SCENARIO}:turned-digits", "-m", "SI", *QUICK)
@@ -96,6 +97,7 @@ def test_a_network_is_learned_and_read_where_nobody_knows_it(call, tmp_path):
     assert read["accuracies"] == [result.average_accuracy]
 
 
+@pytest.mark.nightly
 def test_a_measure_and_a_hold_are_read_where_nobody_knows_them(call, tmp_path):
     small = ("--hidden", "32", *QUICK)
     for name, command in {

@@ -23,7 +23,7 @@ def test_a_cnn_keeps_its_first_task(capsys):
     assert lost < 70 and kept > 90 and min(new, held) > 95
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_language_model_keeps_its_first_language_without_old_text(capsys):
     runpy.run_path(str(NEWCOMER / "causal_lm.py"), run_name="__main__")
     found = re.findall(r"digits ([\d.]+), letters ([\d.]+)", capsys.readouterr().out)

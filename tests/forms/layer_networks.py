@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from anchorhold.persample.reductions import joined
+from anchorhold.engine.reductions import joined
 from tests import helpers
 
 

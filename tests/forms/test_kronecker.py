@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import anchorhold
+from anchorhold.engine.reductions import joined
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Block, Kronecker, KroneckerMatrix, SumMatrix
-from anchorhold.persample.reductions import joined
 from tests.forms.layer_networks import block_gradients, dense_of, network_and_inputs, parts
 
 with warnings.catch_warnings():  # one of its libraries uses what torch has deprecated

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anchorhold
+from anchorhold.engine.reductions import Basis, joined
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Block, Rotated, RotatedMatrix, SumMatrix
-from anchorhold.persample.reductions import Basis, joined
 from tests.forms.layer_networks import NETWORKS, block_gradients, dense_of, network_and_inputs, parts
 
 PHI = {"EWC": torch.square, "MAS": torch.abs, "AF": torch.abs}
@@ -32,6 +32,7 @@ def in_basis(matrix, gradient):
     return eye_or(matrix.basis.outputs, outputs).T @ gradient @ eye_or(matrix.basis.inputs, inputs)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_s_is_the_mean_square_in_coordinates_that_are_orthonormal(kind):
     model, x = network_and_inputs(kind)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import anchorhold
+from anchorhold.engine.reductions import joined, layers
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Kronecker, Rotated
-from anchorhold.persample.reductions import joined, layer_matrix
 from tests.forms.layer_networks import block_gradients, dense_of, guarded, network_and_inputs, parts
 
 LARGEST, RANK = 3, 2
@@ -56,6 +56,7 @@ def kronecker_truth(factors, sides):
     return torch.kron(*found)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize("sides", SIDES, ids="-".join)
 @pytest.mark.parametrize("form", [Rotated, Kronecker])
@@ -253,7 +254,7 @@ def test_only_what_is_kept_in_16_bits_is_measured_in_tf32(form, monkeypatch):
         asked.append(precision)
         return contextlib.nullcontext()
 
-    monkeypatch.setattr(layer_matrix, "products_in", noted)
+    monkeypatch.setattr(layers, "products_in", noted)
     for network in ("mlp", "recurrent"):  # by products, and by gradients
         asked.clear()
         guarded(*network_and_inputs(network), form)

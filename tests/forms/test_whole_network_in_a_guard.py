@@ -9,9 +9,9 @@ from torch import nn
 from torch.distributed import checkpoint
 
 import anchorhold
+from anchorhold.engine.reductions import in_shapes
 from anchorhold.errors import ModelError, ProtectError, StateError
 from anchorhold.forms import Dense, LowRank
-from anchorhold.persample.reductions import in_shapes
 from tests.forms.whole_network import STRENGTH, brute_force, data, displacement, guarded, move, network
 from tests.guard.helpers import loss
 

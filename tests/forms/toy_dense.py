@@ -4,9 +4,9 @@ import dataclasses
 
 import torch
 
+from anchorhold.engine.reductions import Reduction
 from anchorhold.errors import StateError
 from anchorhold.forms import Block, Form, Matrix
-from anchorhold.persample.reductions import Reduction
 
 
 @dataclasses.dataclass(eq=False)

@@ -5,9 +5,9 @@ import dataclasses
 import torch
 from torch import nn
 
+from anchorhold.engine.reductions import Reduction
 from anchorhold.errors import ModelError, StateError
 from anchorhold.forms import Block, Form, Matrix
-from anchorhold.persample.reductions import Reduction
 from anchorhold.tensors.names import named_parameters
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import anchorhold
-from anchorhold.persample.reductions import as_vector
+from anchorhold.engine.reductions import as_vector
 from tests import helpers, oracles
 
 STRENGTH = 0.7

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import anchorhold
+from anchorhold.engine.accumulator import SampleAccumulator
+from anchorhold.engine.reductions.layers import LayerReduction
 from anchorhold.errors import BatchError, ConfigurationError
 from anchorhold.forms import Kronecker, Rotated, RotatedMatrix
 from anchorhold.guard.measurement import TaskResult
-from anchorhold.persample.engine import SampleAccumulator
-from anchorhold.persample.reductions.layer_matrix import LayerReduction
 
 
 def network():

@@ -95,6 +95,7 @@ ELSEWHERE = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("make", "options"), ELSEWHERE.values(), ids=ELSEWHERE)
 def test_everywhere_else_the_hold_is_in_the_gradient_as_it_was(make, options):
     found, guard = run(make, **options)

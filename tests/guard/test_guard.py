@@ -144,6 +144,7 @@ def test_names_are_those_of_the_list():
         assert ":math:" in type(measure).__doc__ or ".. math::" in type(measure).__doc__
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -159,11 +159,13 @@ def same(one, other, tolerance=1e-10):
         torch.testing.assert_close(weights(one)[name], value, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("make", "reach"), REACHES.values(), ids=REACHES)
 def test_a_step_is_the_optimisers_own_and_then_the_formula(make, reach):
     same(*formula("diagonal", make, reach))
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     "form", ["rotated", "kronecker", "lowrank", "dense", anchorhold.Kronecker(inputs="diagonal")], ids=str
 )
@@ -254,6 +256,7 @@ def test_each_group_goes_by_its_own_rate_and_nothing_is_pulled_at_rate_0(groups,
 # At the ends
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("strength", [1e6, 1e30, 1e38], ids=str)
 @pytest.mark.parametrize("make", [kind for kind, _ in REACHES.values()], ids=REACHES)

@@ -5,9 +5,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import anchorhold
+from anchorhold.engine.scores import OutputReading
 from anchorhold.errors import BatchError
 from anchorhold.guard.batches import check_read_alike
-from anchorhold.persample.scores import OutputReading
 from tests.guard.helpers import batch, net
 
 

@@ -109,6 +109,7 @@ def assert_is(guard, model, expected):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-11)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["mlp", "convolution", "sequence"])
 def test_the_penalty_is_that_of_the_merged_weights(name, form):
@@ -432,6 +433,7 @@ def test_too_much_for_sgd_is_told_of():
         optimizer.step()
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -504,6 +506,7 @@ def test_another_adapter_is_as_steep_as_it_is():
     assert guard._core.largest_importance[name] > 1000 * before[name]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("form", ["diagonal", "rotated", "kronecker", anchorhold.Kronecker16(), anchorhold.Rotated16()])
 @pytest.mark.parametrize("is_fresh", [False, True])
 def test_what_a_guard_takes_is_counted_by_the_products_that_it_makes(form, is_fresh):

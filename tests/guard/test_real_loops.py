@@ -433,7 +433,7 @@ def test_a_compiled_step_is_watched(measure):
     assert_near(guard.importance, total, SINGLE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
 def test_the_default_compiler(monkeypatch):

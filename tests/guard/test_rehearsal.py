@@ -53,6 +53,7 @@ def test_two_samples_are_measured_and_one_batch_is_read():
     assert max(sizes) == 2 and read == [0]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("model", "batches", "error", "message"),
     [

@@ -38,6 +38,7 @@ def test_a_tied_parameter_is_one_parameter_under_any_of_its_names():
     assert names("embed.*", net) == {"embed.weight"}
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("protect", "message"),
     [

@@ -214,6 +214,7 @@ def _pairs(model, guard):
     return [((n, p), guard.importance[n]) for n, p in model.named_parameters()]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("strength", "said"),
     [
@@ -490,6 +491,7 @@ def test_a_number_is_saved_as_it_was_before_there_were_others():
     assert other.strength == 2.0
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("key", "value"),
     [

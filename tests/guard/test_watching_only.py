@@ -130,6 +130,7 @@ def test_nothing_else_changes():
     assert model.training
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("measure", "options", "message"),
     [

@@ -323,6 +323,7 @@ def test_a_pull_beyond_float16_stays_a_number():
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("answer", "error", "message"),
     [

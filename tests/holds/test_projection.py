@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import anchorhold
+from anchorhold.engine.layer_inputs import LayerInputs, inputs_of
 from anchorhold.errors import (
     AnchorholdWarning,
     BatchError,
@@ -21,7 +22,6 @@ from anchorhold.errors import (
 from anchorhold.forms.layers import layer_blocks
 from anchorhold.holds import Hold
 from anchorhold.holds.input_spaces import HardSpace, SoftSpace
-from anchorhold.persample.layer_inputs import LayerInputs, inputs_of
 from anchorhold_lab.experiments import Spec
 from tests.forms.layer_networks import NETWORKS, network_and_inputs
 from tests.guard.sam import SAM
@@ -118,6 +118,7 @@ def train(model, optimizer, x, steps=30, seed=0):
         optimizer.step()
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", list(NETWORKS))
 def test_answers_to_old_inputs_stay_as_they_are_with_adam_and_weight_decay(kind):
     model, old = network_and_inputs(kind, samples=2)
@@ -148,6 +149,7 @@ def projected(model, old, measure="fine-tune", strength=1.0, **settings):
 OLD, NEW = (torch.randn(4, 8, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (1, 2))
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "RMSprop", "LBFGS", "SAM"])
 def test_each_optimisers_step_is_projected(kind, dtype):

@@ -239,6 +239,7 @@ def test_a_readme_of_others_stays(tmp_path):
     assert from_pretrained(tmp_path, net()).tasks == 1
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("what", "value", "told"),
     [

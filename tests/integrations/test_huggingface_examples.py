@@ -31,19 +31,21 @@ def run(name, capsys):
     return [[float(number) for number in re.findall(r"\d+\.\d+", line)] for line in lines]
 
 
+@pytest.mark.nightly
 def test_trainer(capsys):
     (knew, _), (forgot, learned), (kept, learned_too) = run("huggingface_trainer.py", capsys)
     assert kept < knew + 0.3 < forgot
     assert learned_too < learned + 0.3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lora(capsys):
     (knew, _), (forgot, learned), (kept, learned_too) = run("huggingface_lora.py", capsys)
     assert kept < knew + 0.3 < forgot
     assert learned_too < learned + 0.3
 
 
+@pytest.mark.nightly
 def test_accelerate(capsys):
     (forgot, _), (kept, learned_too) = run("accelerate_loop.py", capsys)
     assert kept > forgot + 0.15

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 import anchorhold
-from anchorhold.integrations.huggingface_batches import has_encoder, text_writer
+from anchorhold.engine.conventions.huggingface import has_encoder, text_writer
 from tests import oracles
 from tests.integrations import tiny
 
@@ -434,7 +434,7 @@ def test_a_large_vocabulary_is_gone_through_in_pieces(monkeypatch):
     model, batch = double(tiny.gpt2(layers=1)), masked_text()
     measures = [anchorhold.Fisher(labels="true"), anchorhold.MAS(), anchorhold.MAS(dominant=True), anchorhold.Fisher()]
     whole = [measure.measure(model, [batch]) for measure in measures]
-    monkeypatch.setattr("anchorhold.persample.scores.base.PIECE", 2 * 3 * tiny.TOKENS)  # two positions of three samples
+    monkeypatch.setattr("anchorhold.engine.scores.base.PIECE", 2 * 3 * tiny.TOKENS)  # two positions of three samples
     for measure, expected in zip(measures, whole, strict=True):
         assert_agrees(measure.measure(model, [batch]), expected, 1e-13)
     exact = torch.cat([value.flatten() for value in whole[-1].values()])

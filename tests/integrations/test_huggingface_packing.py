@@ -9,9 +9,9 @@ from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 import anchorhold
+from anchorhold.engine.batches import read_batch
+from anchorhold.engine.conventions.rows import documents_apart
 from anchorhold.integrations.huggingface import AnchorholdCallback
-from anchorhold.integrations.huggingface_packing import documents_apart
-from anchorhold.persample.batches import read_batch
 from tests import oracles
 from tests.integrations import tiny
 from tests.integrations.test_huggingface_losses import assert_agrees, double, logits, one_by_one
@@ -109,6 +109,7 @@ ORDINARY = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("positions", "mask"), ORDINARY.values(), ids=ORDINARY)
 def test_ordinary_rows_are_not_cut_apart(positions, mask):
     batch = {"input_ids": torch.full((2, 4), 5), "position_ids": torch.tensor(positions)}

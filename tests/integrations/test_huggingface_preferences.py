@@ -158,6 +158,7 @@ def test_kto_with_trl(tmp_path):
     assert_agrees({name: value.double() for name, value in guard.importance.items()}, expected, 1e-4)
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")
 def test_what_trls_trainers_hold(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

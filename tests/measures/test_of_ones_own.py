@@ -135,6 +135,7 @@ def broken(change):
     return Broken()
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -262,6 +263,7 @@ def incomplete(**parts):
     )()
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("parts", "message"),
     [

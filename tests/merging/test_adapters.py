@@ -52,6 +52,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", [*SETTINGS, "dora"])
 def test_a_model_with_an_adapter_is_its_merged_weights(kind):
     settings = {"use_dora": True} if kind == "dora" else SETTINGS[kind]
@@ -82,6 +83,7 @@ def test_two_adapters_are_not_averaged_factor_by_factor():
     assert_close(found, {name: (a[name] + b[name]) / 2 for name in a})
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_a_folder_of_an_adapter_is_its_merged_weights(tmp_path, kind):
     after = adapted(**SETTINGS[kind])
@@ -94,6 +96,7 @@ def test_a_folder_of_an_adapter_is_its_merged_weights(tmp_path, kind):
     assert_close(transformers.GPT2LMHeadModel.from_pretrained(written).state_dict(), mean)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", [kind for kind in SETTINGS if kind not in ("biases", "saved")])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_one_adapter_for_two_is_exact(tmp_path, kind, share):

@@ -115,6 +115,7 @@ def test_a_language_model_loses_nats_a_token():
     assert chosen.tried[-1].lost == pytest.approx(float(expected), rel=1e-4)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -28,6 +28,7 @@ def same(one, other, form=None):
     return all(torch.allclose(one[name], other[name], rtol=close, atol=close) for name in other)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("form", KINDS, ids=str)
 def test_guards_matrices_and_files_are_the_same(tmp_path, form):
     before, after = network(), moved(network())
@@ -115,6 +116,7 @@ def test_forms_of_another_network():
             anchorhold.merge(before, after, by=guarded(other, form).matrices)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("by", "said"),
     [

@@ -65,6 +65,7 @@ def test_other_names_and_shapes():
         anchorhold.merge(before, other)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("given", [None, 3, [], {}, {"epoch": 3}])
 def test_what_is_no_model(given):
     with pytest.raises(anchorhold.ConfigurationError, match="before"):

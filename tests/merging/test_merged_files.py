@@ -217,7 +217,7 @@ print(peak() - before)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_is_that_of_a_tensor_and_not_of_the_model(tmp_path):
     """Sixteen tensors of 8 MB in each file, of which two are there at a time, and pieces in double precision."""
     for name in ("before", "after"):

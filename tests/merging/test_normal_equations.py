@@ -39,6 +39,7 @@ def merged(models, share, **settings):
     return vector({name: found[name] for name, _ in before.named_parameters()})
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("share", [0.2, 0.7])
 def test_two_models_with_forms_of_both(name, share):
@@ -55,6 +56,7 @@ def test_two_models_with_forms_of_both(name, share):
     )
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", FORMS)
 def test_the_form_of_one_alone(name):
     before, after = network(), moved(network())
@@ -136,6 +138,7 @@ UNDAMPED = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", UNDAMPED)
 @pytest.mark.parametrize("damping", [0.0, 1e-4])
 def test_directions_that_no_form_weighs_are_averaged(name, damping):

@@ -126,6 +126,7 @@ def test_a_template_that_is_missing_or_refuses_is_told_of(made):
         anchorhold.write_text(tiny.gpt2(), length=4, tokenizer=made, prompts=["a"], chat=True)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("options", "said"),
     [

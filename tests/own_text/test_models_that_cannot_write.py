@@ -39,6 +39,7 @@ class Pooled(nn.Module):
         return torch.zeros(len(tokens), TOKENS)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("model", "said"),
     [
@@ -110,6 +111,7 @@ def test_what_was_stored_before_an_error_is_still_there(tmp_path):
         assert len(anchorhold.OwnText.load(tmp_path)) == 2
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("name", "value"),
     [

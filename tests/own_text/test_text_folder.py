@@ -154,6 +154,7 @@ def test_pieces_without_a_word_whose_they_are_are_refused(tmp_path):
         anchorhold.OwnText.load(tmp_path)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}', "\udcff"])
 def test_a_damaged_list_of_settings_is_refused(tmp_path, content):
     write(tmp_path)

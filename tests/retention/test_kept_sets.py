@@ -297,6 +297,7 @@ def probabilities(model, inputs):
     return model(inputs).softmax(-1)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("given", "options", "error", "match"),
     [

@@ -106,7 +106,7 @@ def test_a_study_says_its_question_answer_command_and_cost(folder):
     assert f"| [{folder.name}]({folder.name}/README.md) | {question} |" in overview
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_study_has_a_readme_and_commands_that_say_what_they_take(monkeypatch, capsys):
     assert {path.parent for path in (ROOT / "studies").glob("*/__main__.py")} == set(STUDIES)
     for path in sorted((ROOT / "studies").glob("*/**/*.py")):

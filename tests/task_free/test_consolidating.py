@@ -132,6 +132,7 @@ def test_it_goes_on_where_it_was():
         again.load_state_dict({"steps": 1})
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     "changed",
     [

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_hostile_command_lines_end_with_a_code_and_a_line():
     done = subprocess.run(
         [sys.executable, "-m", "torture.command_lines", "--trials", "25"],

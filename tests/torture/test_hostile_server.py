@@ -5,7 +5,7 @@ import pytest
 from torture.hostile_server import BEHAVIOURS, trials
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_file_arrives_whole_or_is_refused_whatever_a_mirror_does():
     found = list(trials(0, 2 * len(BEHAVIOURS)))
     assert {outcome.kind for outcome in found} == set(BEHAVIOURS)

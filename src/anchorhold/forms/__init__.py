@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from anchorhold.engine.reductions import Block
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms.base import Cost, Form, Matrix
 from anchorhold.forms.dense import Dense, DenseMatrix
@@ -11,7 +12,6 @@ from anchorhold.forms.kronecker import Kronecker, Kronecker16, KroneckerMatrix
 from anchorhold.forms.lowrank import LowRank, LowRankMatrix
 from anchorhold.forms.rotated import Rotated, Rotated16, RotatedMatrix
 from anchorhold.forms.sums import SumMatrix
-from anchorhold.persample.reductions import Block
 from anchorhold.registry import Registry, registering_class
 
 F = TypeVar("F", bound=Form)

@@ -39,11 +39,11 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.phi import SQUARE
+from anchorhold.engine.reductions import Block, Reduction
 from anchorhold.errors import ConfigurationError, ProtectError
 from anchorhold.measures import MEASURES
 from anchorhold.measures.base import Measure, SampleMeasure
-from anchorhold.persample.phi import SQUARE
-from anchorhold.persample.reductions import Block, Reduction
 from anchorhold.settings import number, written
 from anchorhold.tensors.finite import is_finite
 
@@ -343,4 +343,4 @@ def is_mean_of_squares(measure: Measure) -> bool:
     """Return whether a measure is a mean of squared gradients and nothing else: the diagonal of the mean of ggᵀ."""
     if not isinstance(measure, SampleMeasure) or type(measure).transform is not SampleMeasure.transform:
         return False
-    return not finishes_by_itself(measure) and measure.phi is SQUARE
+    return not finishes_by_itself(measure) and measure.phi == SQUARE

@@ -5,9 +5,9 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from anchorhold.engine.reductions import Block
 from anchorhold.forms.base import Displacement, Matrix, pull_share
 from anchorhold.forms.diagonal import DiagonalMatrix
-from anchorhold.persample.reductions import Block
 from anchorhold.tensors.matrices import products_in
 
 

@@ -11,13 +11,13 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.reductions import Block, OuterReduction, Reduction, as_vector, at_least_single, in_shapes
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms.base import Cost, Displacement, Matrix, pull_share
 from anchorhold.forms.factors import damp, divide, eigenbasis
 from anchorhold.forms.layers import refuse_other_shapes
 from anchorhold.forms.vectors import VectorForm, places_in
 from anchorhold.measures.base import SampleMeasure
-from anchorhold.persample.reductions import Block, OuterReduction, Reduction, as_vector, at_least_single, in_shapes
 from anchorhold.settings import whole_number
 from anchorhold.tensors.matrices import decomposed, products_in
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.reductions import Block, DiagonalReduction, Reduction
 from anchorhold.errors import StateError
 from anchorhold.forms.base import Displacement, Form, Matrix, checked_damping, pull_share
 from anchorhold.measures.base import SampleMeasure
-from anchorhold.persample.reductions import Block, DiagonalReduction, Reduction
 from anchorhold.settings import added
 
 

@@ -18,6 +18,17 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.reductions import (
+    COUNTS,
+    Basis,
+    Block,
+    Reduction,
+    Side,
+    factors_of,
+    joined,
+    sums_shape,
+    taken_apart,
+)
 from anchorhold.forms.base import Cost, Displacement, Matrix, is_mean_of_squares, pull_share
 from anchorhold.forms.factors import (
     Factor,
@@ -36,17 +47,6 @@ from anchorhold.forms.factors import (
 from anchorhold.forms.layers import LayerForm, refuse_other_shapes
 from anchorhold.forms.rotated import RotatedMatrix
 from anchorhold.measures.base import Measure, SampleMeasure
-from anchorhold.persample.reductions import (
-    COUNTS,
-    Basis,
-    Block,
-    Reduction,
-    Side,
-    factors_of,
-    joined,
-    sums_shape,
-    taken_apart,
-)
 from anchorhold.settings import added, choice, require
 from anchorhold.tensors.matrices import Precision, products_in, rounded_dtype
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from anchorhold.engine.reductions import Block, FactorReduction, Side, Sides, sums_shape
 from anchorhold.errors import StateError
 from anchorhold.forms.base import Form, Matrix, checked_damping
 from anchorhold.forms.diagonal import Diagonal, DiagonalMatrix
 from anchorhold.forms.sums import SumMatrix
 from anchorhold.measures.base import SampleMeasure
-from anchorhold.persample.reductions import Block, FactorReduction, Side, Sides, sums_shape
 from anchorhold.settings import added, changed, choice, require, whole_number, yes_or_no
 from anchorhold.tensors.matrices import Precision
 

@@ -17,12 +17,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.reductions import Block, ProductReduction, Reduction, as_vector, at_least_single, in_shapes
 from anchorhold.forms.base import Cost, Displacement, Matrix, pull_share
 from anchorhold.forms.factors import eigenbasis
 from anchorhold.forms.layers import refuse_other_shapes
 from anchorhold.forms.vectors import VectorForm, places_in
 from anchorhold.measures.base import SampleMeasure
-from anchorhold.persample.reductions import Block, ProductReduction, Reduction, as_vector, at_least_single, in_shapes
 from anchorhold.settings import choice, whole_number
 from anchorhold.tensors.matrices import decomposed, products_in
 from anchorhold.tensors.storage import widest_dtype

@@ -13,6 +13,19 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.reductions import (
+    Basis,
+    Block,
+    Reduction,
+    RotatedReduction,
+    Sharing,
+    Side,
+    Sides,
+    factors_of,
+    joined,
+    sums_shape,
+    taken_apart,
+)
 from anchorhold.forms.base import Cost, Displacement, Matrix, pull_share
 from anchorhold.forms.coordinates import (
     expand,
@@ -28,19 +41,6 @@ from anchorhold.forms.coordinates import (
 from anchorhold.forms.factors import Factor, balance, eigenbasis, recompose, times, truncate
 from anchorhold.forms.layers import LayerForm, refuse_other_shapes
 from anchorhold.measures.base import SampleMeasure
-from anchorhold.persample.reductions import (
-    Basis,
-    Block,
-    Reduction,
-    RotatedReduction,
-    Sharing,
-    Side,
-    Sides,
-    factors_of,
-    joined,
-    sums_shape,
-    taken_apart,
-)
 from anchorhold.settings import choice
 from anchorhold.tensors.matrices import Precision, products_in, rounded_dtype
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from anchorhold.engine.reductions import Block
 from anchorhold.errors import AnchorholdWarning, StateError
 from anchorhold.forms.base import Displacement, Matrix
-from anchorhold.persample.reductions import Block
 from anchorhold.tensors.storage import widest_dtype
 
 Linear = Callable[[Displacement], dict[str, Tensor]]

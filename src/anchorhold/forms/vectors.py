@@ -7,11 +7,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.reductions import Block
 from anchorhold.errors import ModelError, ProtectError
 from anchorhold.forms.base import Form, checked_damping, is_mean_of_squares
 from anchorhold.forms.layers import layer_blocks
 from anchorhold.measures.base import Measure
-from anchorhold.persample.reductions import Block
 from anchorhold.settings import choice
 from anchorhold.tensors.names import named_parameters
 

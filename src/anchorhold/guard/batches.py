@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from anchorhold.engine.accumulator import SampleAccumulator
+from anchorhold.engine.batches import Batch, Forward
+from anchorhold.engine.scores import OutputReading
 from anchorhold.errors import AnchorholdWarning, BatchError
 from anchorhold.guard.core import Runtime
 from anchorhold.guard.distributed.all_batches import EveryonesBatches
@@ -12,9 +15,6 @@ from anchorhold.guard.distributed.gathering import is_cut_up, refuse_another_mod
 from anchorhold.guard.distributed.ranks import ALONE, Ranks, is_one_of_several
 from anchorhold.guard.monitor import Monitor
 from anchorhold.guard.task_classes import Classes, together
-from anchorhold.persample.batches import Batch, Forward
-from anchorhold.persample.engine import SampleAccumulator
-from anchorhold.persample.scores import OutputReading
 from anchorhold.retention.sample_marks import SampleMarks
 from anchorhold.tensors.sharding import added_up_part, is_sharded
 

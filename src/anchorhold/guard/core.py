@@ -10,6 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from anchorhold.adapters import Change
+from anchorhold.engine.phi import Phi
+from anchorhold.engine.reductions import Block, Reduction
 from anchorhold.errors import Warned
 from anchorhold.forms import Form, Matrix
 from anchorhold.guard.arguments.selection import Selection
@@ -32,8 +34,6 @@ from anchorhold.guard.monitor import GONE, REPLACED
 from anchorhold.guard.task_classes import HeadGradients
 from anchorhold.holds import Held, Hold, LinearTerm
 from anchorhold.holds.base import TaskData, TrainingCall
-from anchorhold.persample.phi import Phi
-from anchorhold.persample.reductions import Block, Reduction
 from anchorhold.retention import KeptSets, Tolerance
 from anchorhold.retention.controller import Control
 from anchorhold.retention.sample_marks import SampleMarks

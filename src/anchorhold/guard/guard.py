@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from anchorhold.engine.batches import Forward
 from anchorhold.errors import AnchorholdWarning, ConfigurationError, warn
 from anchorhold.forms import Form, Matrix
 from anchorhold.guard.anchors import rebase
@@ -46,7 +47,6 @@ from anchorhold.guard.summary import describe
 from anchorhold.guard.task import end_task, found_strength, rehearse_end
 from anchorhold.holds import Hold
 from anchorhold.measures import Measure
-from anchorhold.persample.batches import Forward
 from anchorhold.retention import KeptSet, KeptSets, PulledBack, Retention, Tolerance, TracePoint
 from anchorhold.retention.kept_set import SAMPLES
 

@@ -8,6 +8,12 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from anchorhold.engine.accumulator import SampleAccumulator, SampleImportance
+from anchorhold.engine.batches import Forward, check_batches
+from anchorhold.engine.phi import IDENTITY
+from anchorhold.engine.scores import LogLikelihood
+from anchorhold.engine.scores.base import PositionScore
+from anchorhold.engine.tracing.plan import Plans
 from anchorhold.errors import BatchError, OrderError
 from anchorhold.forms import Block, Matrix
 from anchorhold.guard.batches import add_up, collect, look_at_classes, warn_if_alone_among_several
@@ -20,11 +26,6 @@ from anchorhold.guard.microbatches.gradient_sums import MeanKey
 from anchorhold.guard.monitor import Monitor
 from anchorhold.guard.task_classes import Classes
 from anchorhold.measures import Fisher, SampleMeasure
-from anchorhold.persample.batches import Forward, check_batches
-from anchorhold.persample.engine import SampleAccumulator, SampleImportance
-from anchorhold.persample.phi import IDENTITY
-from anchorhold.persample.scores import LogLikelihood
-from anchorhold.persample.scores.base import PositionScore
 from anchorhold.tensors.sharding import wrap_local
 
 DRAWS_APART = 2**20
@@ -256,6 +257,8 @@ class TaskMeasurement:
     forward: Forward | None
     gradient: TaskGradient | None = None
     """The gradient of the task's own loss, which is measured beside, where the hold has a linear term of it."""
+    plans: Plans = field(default_factory=Plans)
+    """The plans by which the model is read, for all passes: its weights stay as they are until all is measured."""
 
     def in_chunks(self, chunks: Sequence[Sequence[Block]]) -> dict[str, TaskResult]:
         """Measure the layers of each chunk in passes of their own, and all that has no layers in those of the first."""
@@ -389,6 +392,7 @@ class TaskMeasurement:
                     self.forward,
                     task=draws,
                     reduction=parts or partial(form.reduction, measure, blocks, known=(known or {}).get(name, {})),
+                    plans=self.plans,
                 )
             found[name] = made[mean]
         return found

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from anchorhold.adapters import Adapter, Change, Product, beside, find_adapters, trained_layers, twin_of
+from anchorhold.engine.reductions import Block
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Form
 from anchorhold.forms.layers import layer_blocks
 from anchorhold.holds.of_weights.merged_weights import MergedWeights
-from anchorhold.persample.reductions import Block
 from anchorhold.tensors.matrices import decomposed
 from anchorhold.tensors.names import named_modules
 from anchorhold.tensors.sharding import is_sharded

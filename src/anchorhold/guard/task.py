@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from anchorhold.adapters import Change
+from anchorhold.engine.batches import Forward
 from anchorhold.errors import NotFiniteError
 from anchorhold.forms import Matrix
 from anchorhold.guard.anchors import new_anchor, new_linear_term, new_merged_anchor
@@ -25,7 +26,6 @@ from anchorhold.guard.retention.keep_inputs import warn_if_measured_from
 from anchorhold.guard.stepping.attachment import Attachment
 from anchorhold.guard.task_holds import check_data_for_holds, end_task_of_holds, rehearse_holds
 from anchorhold.holds.base import TaskData, states_kept
-from anchorhold.persample.batches import Forward
 from anchorhold.retention.sample_marks import SampleMarks
 from anchorhold.seeding import undisturbed
 from anchorhold.tensors.finite import is_finite

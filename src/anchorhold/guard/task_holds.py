@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anchorhold.engine.batches import Forward, check_batches
 from anchorhold.errors import BatchError
 from anchorhold.forms import Matrix
 from anchorhold.guard.core import Core, Runtime
 from anchorhold.guard.distributed.ranks import Ranks
 from anchorhold.holds import Held, Hold
 from anchorhold.holds.base import TaskData
-from anchorhold.persample.batches import Forward, check_batches
 from anchorhold.seeding import undisturbed
 from anchorhold.tensors.sharding import is_sharded
 

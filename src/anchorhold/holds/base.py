@@ -12,9 +12,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.batches import Forward
 from anchorhold.errors import ConfigurationError, NotFiniteError
 from anchorhold.forms.base import Form, Matrix
-from anchorhold.persample.batches import Forward
 from anchorhold.settings import number
 from anchorhold.tensors.sharding import local
 

@@ -13,13 +13,13 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from anchorhold.engine.batches import check_batches
+from anchorhold.engine.layer_inputs import ACROSS, LayerInputs, across, inputs_of, left_out
+from anchorhold.engine.reductions import Block, joined, taken_apart
 from anchorhold.errors import BatchError, ConfigurationError, ProtectError, StateError
 from anchorhold.forms.layers import layer_blocks
 from anchorhold.holds.base import Held, Hold
 from anchorhold.holds.input_spaces import HardSpace, InputSpace, SoftSpace
-from anchorhold.persample.batches import check_batches
-from anchorhold.persample.layer_inputs import ACROSS, LayerInputs, across, inputs_of, left_out
-from anchorhold.persample.reductions import Block, joined, taken_apart
 from anchorhold.settings import choice, first_match, number, numbers_by_pattern, whole_number
 from anchorhold.tensors.finite import is_finite
 from anchorhold.tensors.matrices import products_in

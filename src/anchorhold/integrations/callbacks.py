@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import torch
 
+from anchorhold.engine.batches import check_batches
 from anchorhold.errors import AnchorholdWarning, BatchError, ConfigurationError, OrderError, shortened
 from anchorhold.guard import Guard
 from anchorhold.guard.distributed.ranks import is_one_of_several
 from anchorhold.measures import SampleMeasure
-from anchorhold.persample.batches import check_batches
 from anchorhold.settings import checked_share, number
 from anchorhold.task_free import TaskFree
 from anchorhold.tensors.sharding import whole_maxima, whole_sums

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from torch import nn
 from torch.optim import Optimizer
 
+from anchorhold.engine.batches import Forward
 from anchorhold.errors import AnchorholdWarning, ConfigurationError, MissingExtraError, StateError
 from anchorhold.guard import Guard
 from anchorhold.guard.distributed.ranks import Ranks
@@ -35,7 +36,6 @@ from anchorhold.integrations.callbacks import (
 )
 from anchorhold.integrations.huggingface_steps import SeenSteps, check_steps_are_seen
 from anchorhold.integrations.loader_samples import first_batches
-from anchorhold.persample.batches import Forward
 from anchorhold.seeding import undisturbed
 from anchorhold.task_free import TaskFree
 

@@ -14,6 +14,7 @@ from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NoReturn
 
+from anchorhold.engine.batches import Forward, check_batches
 from anchorhold.errors import AnchorholdWarning, BatchError, ConfigurationError, MissingExtraError, OrderError, warn
 from anchorhold.guard import Guard, TaskImportance
 from anchorhold.integrations.callbacks import (
@@ -34,7 +35,6 @@ from anchorhold.integrations.callbacks import (
     statistics,
     task_free_state,
 )
-from anchorhold.persample.batches import Forward, check_batches
 from anchorhold.seeding import undisturbed
 from anchorhold.task_free import TaskFree
 

@@ -17,11 +17,12 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from anchorhold.persample.batches import Forward
-from anchorhold.persample.engine import SampleAccumulator
-from anchorhold.persample.phi import Phi
-from anchorhold.persample.reductions import Reduction
-from anchorhold.persample.scores import Score
+from anchorhold.engine.accumulator import SampleAccumulator
+from anchorhold.engine.batches import Forward
+from anchorhold.engine.phi import Phi
+from anchorhold.engine.reductions import Reduction
+from anchorhold.engine.scores import Score
+from anchorhold.engine.tracing.plan import Plans
 from anchorhold.settings import written
 
 States = Mapping[str, Tensor]
@@ -279,6 +280,7 @@ class SampleMeasure(Measure):
         forward: Forward | None = None,
         task: int = 0,
         reduction: Callable[[Mapping[str, nn.Parameter]], Reduction] | None = None,
+        plans: Plans | None = None,
     ) -> SampleAccumulator:
         """Return a collector of batches; ``task`` varies the labels drawn, where any are."""
         generator = None
@@ -294,6 +296,7 @@ class SampleMeasure(Measure):
             samples=self.sample_limit,
             generator=generator,
             reduction=reduction,
+            plans=plans,
         )
 
     def measure(

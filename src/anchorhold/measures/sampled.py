@@ -5,9 +5,9 @@ from typing import ClassVar, Literal, TypeVar
 
 from torch import Tensor
 
+from anchorhold.engine.phi import ABSOLUTE, SQUARE, Phi
+from anchorhold.engine.scores import Labels, LikelihoodName, LogLikelihood, OutputNorm, Per, Positions, Score
 from anchorhold.measures.base import SampleMeasure
-from anchorhold.persample.phi import ABSOLUTE, SQUARE, Phi
-from anchorhold.persample.scores import Labels, LikelihoodName, LogLikelihood, OutputNorm, Per, Positions, Score
 from anchorhold.settings import added, whole_number, yes_or_no
 
 K = TypeVar("K", bound="LikelihoodMeasure")

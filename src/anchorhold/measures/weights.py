@@ -12,7 +12,7 @@ from anchorhold.settings import yes_or_no
 
 @dataclasses.dataclass(frozen=True)
 class L2(WeightMeasure):
-    r"""Every weight is equally important: :math:`\Omega = 1`, or, growing, the number of tasks so far.
+    r"""Every weight is equally important (L2-SP): :math:`\Omega = 1`, or, growing, the number of tasks so far.
 
     Args:
         growing: whether each task adds to the total.

@@ -14,14 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from anchorhold.engine.batches import Batch, Forward, call_model, check_batches
+from anchorhold.engine.conventions import BatchReader
+from anchorhold.engine.isolation import isolated
+from anchorhold.engine.scores import IGNORED
 from anchorhold.errors import BatchError, ConfigurationError, NotFiniteError, warn
 from anchorhold.merging.between import DAMPING, Merging, Normalise
 from anchorhold.merging.given_forms import GivenForm
 from anchorhold.merging.given_models import Model
 from anchorhold.merging.shares import EXPECTED
-from anchorhold.persample.batches import Batch, BatchReader, Forward, call_model, check_batches
-from anchorhold.persample.isolation.isolated import isolated
-from anchorhold.persample.scores import IGNORED
 from anchorhold.settings import checked_share, number, whole_number
 
 SHARES = tuple(k / 10 for k in range(11))

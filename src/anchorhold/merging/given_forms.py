@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from anchorhold.engine.reductions import Block
 from anchorhold.errors import ConfigurationError, NotFiniteError, StateError
 from anchorhold.forms import DiagonalMatrix, Kronecker, Matrix, SumMatrix, form
 from anchorhold.forms.layers import LayerForm
@@ -21,7 +22,6 @@ from anchorhold.guard import Guard, TaskImportance
 from anchorhold.guard.state.codec import INPUTS_FIRST, LOOKED_UP
 from anchorhold.guard.state.files import READABLE, state_of
 from anchorhold.merging import tensor_files
-from anchorhold.persample.reductions import Block
 from anchorhold.tensors.storage import widest_dtype
 
 GivenForm = Guard | TaskImportance | Mapping[str, Tensor] | Mapping[str, Matrix] | str | os.PathLike[str] | None

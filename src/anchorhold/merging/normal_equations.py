@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from anchorhold.engine.reductions import Basis, Block, as_vector, in_shapes, joined, taken_apart
 from anchorhold.errors import warn
 from anchorhold.forms import DenseMatrix, DiagonalMatrix, KroneckerMatrix, Matrix, RotatedMatrix, SumMatrix
 from anchorhold.forms.factors import Factor, as_factor, as_square, balance, divide, eigenbasis
 from anchorhold.forms.sums import Linear, conjugate_gradients
-from anchorhold.persample.reductions import Basis, Block, as_vector, in_shapes, joined, taken_apart
 from anchorhold.tensors.matrices import decomposed
 
 TOLERANCE = 1e-8

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.batches import Forward, call_model
+from anchorhold.engine.conventions.huggingface import accepts_argument, has_encoder, text_writer
 from anchorhold.errors import ModelError
-from anchorhold.integrations.huggingface_batches import has_encoder, takes, text_writer
-from anchorhold.persample.batches import Forward, call_model
 
 Reader = Callable[[Tensor], Tensor]
 """Takes all tokens ``[N, T]`` so far, more at each call, and returns the logits ``[N, V]`` of the next ones."""
@@ -123,13 +123,13 @@ def as_writer(model: nn.Module, forward: Forward | None, *, cache: bool) -> Writ
             f"{type(generating).__name__} has an encoder and a decoder: what it writes depends on a text that the "
             "encoder reads. Own text is written by models that have a decoder alone."
         )
-    cached = cache and forward is None and takes(generating, "past_key_values")
+    cached = cache and forward is None and accepts_argument(generating, "past_key_values")
     return Writer(generating, named=True, cached=cached, forward=forward)
 
 
 def _all_read(model: nn.Module, tokens: Tensor) -> dict[str, Tensor]:
     """Return a mask that says that no token is padding, where a model would wonder about those that look like it."""
-    return {"attention_mask": torch.ones_like(tokens)} if takes(model, "attention_mask") else {}
+    return {"attention_mask": torch.ones_like(tokens)} if accepts_argument(model, "attention_mask") else {}
 
 
 def _keeps_logits(model: nn.Module) -> bool:

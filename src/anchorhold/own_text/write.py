@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from anchorhold.engine.batches import Forward
 from anchorhold.errors import AnchorholdWarning, ConfigurationError
 from anchorhold.own_text.beginnings import Beginnings, Ends, Prompt
 from anchorhold.own_text.first_look import (
@@ -25,7 +26,6 @@ from anchorhold.own_text.pieces import Kind, Piece
 from anchorhold.own_text.text_folder import TextFolder, digest_of_tokens
 from anchorhold.own_text.weights_digest import weights_digest
 from anchorhold.own_text.written_text import OwnText
-from anchorhold.persample.batches import Forward
 from anchorhold.seeding import undisturbed
 from anchorhold.settings import number, whole_number
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from anchorhold.engine.scores.outputs import IGNORED
 from anchorhold.errors import ConfigurationError
 from anchorhold.own_text.pieces import Kind, Piece
 from anchorhold.own_text.text_folder import read_folder
-from anchorhold.persample.scores.positions import IGNORED
 from anchorhold.settings import choice, whole_number
 
 Labels = Literal["written", "all"]

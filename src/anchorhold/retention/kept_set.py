@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
+from anchorhold.engine.batches import Batch, Forward, KeptInputs, call_model, check_batches
+from anchorhold.engine.conventions import BatchReader
+from anchorhold.engine.isolation import evaluation_mode
 from anchorhold.errors import AnchorholdError, BatchError, ConfigurationError, OrderError, Warned
-from anchorhold.persample.batches import Batch, BatchReader, Forward, call_model, check_batches
-from anchorhold.persample.isolation.isolated import evaluation_mode
-from anchorhold.persample.isolation.kept_inputs import KeptInputs
 from anchorhold.retention.predictions import (
     Predictions,
     Sums,

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anchorhold.engine.batches import Batch, Forward
+from anchorhold.engine.conventions import problem_type
+from anchorhold.engine.scores import IGNORED
+from anchorhold.engine.scores.output_reading import SHARES_TOLERANCE
+from anchorhold.engine.scores.outputs import PIECE, counted_positions
 from anchorhold.errors import BatchError, ConfigurationError, NotFiniteError
-from anchorhold.persample.batches import Batch, Forward
-from anchorhold.persample.scores import IGNORED, problem_type
-from anchorhold.persample.scores.output_reading import SHARED_OUT
-from anchorhold.persample.scores.positions import counted_positions
-from anchorhold.persample.scores.softmax import PIECE
 from anchorhold.tensors.divergence import divergences
 from anchorhold.tensors.storage import widest_dtype
 
@@ -147,7 +147,7 @@ def kept_log_probabilities(rows: Tensor, whose: str) -> Tensor:
             "whether training has diverged."
         )
     likely = rows.detach().float()
-    if bool((likely >= 0).all()) and bool(((likely.sum(-1) - 1).abs() < SHARED_OUT).all()):
+    if bool((likely >= 0).all()) and bool(((likely.sum(-1) - 1).abs() < SHARES_TOLERANCE).all()):
         raise ConfigurationError(
             f"On {whose} the model's outputs are within 0..1 and sum to 1: probabilities, it seems, and not the logits "
             "that a softmax takes. Give forward=lambda model, inputs: model(inputs).log(), or leave out the last "

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from anchorhold.persample.batches import Batch, read_batch
+from anchorhold.engine.batches import Batch, read_batch
 from anchorhold.tensors.checksums import row_checksums
 
 MOST = 4096

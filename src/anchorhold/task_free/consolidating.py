@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anchorhold.engine.batches import Forward, call_model
+from anchorhold.engine.conventions import BatchReader
 from anchorhold.errors import ConfigurationError, StateError, shortened
 from anchorhold.guard import Guard, TaskImportance
 from anchorhold.holds.of_batches.old_model import evaluated
-from anchorhold.persample.batches import BatchReader, Forward, call_model
 from anchorhold.settings import whole_number
 from anchorhold.task_free.hard_samples import HardSamples, as_batches, sample_losses
 from anchorhold.task_free.plateaus import Plateaus

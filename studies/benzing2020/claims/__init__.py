@@ -1,6 +1,7 @@
 """The paper's claims and our own, each with the statistic that decides it and a threshold that was set before the runs.
 
-A claim that does not hold in our runs is reported as such, one whose runs are missing as not checked.
+A claim that does not hold in our runs is reported as such, one that they leave undecided as that, and one without runs
+as not run. The rule for all of them is in :mod:`~studies.benzing2020.claims.rule`.
 """
 
 from collections.abc import Collection
@@ -8,11 +9,12 @@ from dataclasses import replace
 
 from anchorhold_lab.report import Verdict
 from studies.benzing2020.authors_data import BY_CLAIM
-from studies.benzing2020.claims.claim import Bound, Claim, check
+from studies.benzing2020.claims.claim import Claim, check, counted, in_authors_data
 from studies.benzing2020.claims.left_open import predictions, undecided, window
 from studies.benzing2020.claims.of_the_paper import bias, fisher, performance
 from studies.benzing2020.claims.on_digits import EXPECTED_ON_DIGITS
 from studies.benzing2020.claims.our_own import forms, keeping, relatives
+from studies.benzing2020.claims.rule import RULE
 from studies.benzing2020.findings import Results
 
 CLAIMS: dict[str, Claim] = {
@@ -24,7 +26,7 @@ _OWN = (forms, keeping, window, predictions, undecided, relatives)
 OWN_CLAIMS: dict[str, Claim] = {claim.name: claim for module in _OWN for claim in module.CLAIMS}
 """What we say."""
 
-__all__ = ["CLAIMS", "OWN_CLAIMS", "Bound", "Claim", "check", "check_all"]
+__all__ = ["CLAIMS", "OWN_CLAIMS", "RULE", "Claim", "check", "check_all", "counted", "in_authors_data"]
 
 
 def check_all(results: Results, items: Collection[str]) -> list[Verdict]:
@@ -43,4 +45,4 @@ def check_all(results: Results, items: Collection[str]) -> list[Verdict]:
 
 def _on_digits(claim: Claim) -> Claim:
     says, bound = EXPECTED_ON_DIGITS[claim.name]
-    return replace(claim, says=says, bound=bound, added_later=False, remark="", theirs=None)
+    return replace(claim, says=says, bound=bound, words="", added_later=False, remark="", theirs=None)

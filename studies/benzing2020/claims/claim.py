@@ -1,65 +1,16 @@
 """What a claim is: a statistic of the runs, and a bound that it has to keep."""
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import get_args
 
-from anchorhold_lab.analysis import Estimate
-from anchorhold_lab.report import Verdict
+from anchorhold_lab.report import Answer, Verdict
 from studies.benzing2020.authors_data import Theirs
-from studies.benzing2020.claims.differences import OnTask
+from studies.benzing2020.claims.rule import Bound, Decision, Measurement, decide
 from studies.benzing2020.findings import NotMeasuredError, Results
-
-
-@dataclass(frozen=True)
-class AtLeast:
-    """The statistic must reach a value; with ``errors``, also when that many standard errors are taken off it."""
-
-    value: float
-    errors: float = 0.0
-
-    def holds(self, found: Estimate) -> bool:
-        """Whether it does."""
-        return found.mean >= self.value if not self.errors else found.mean - self.errors * found.error > self.value
-
-    def __str__(self) -> str:
-        return f"≥ {self.value:g}" if not self.errors else f"> {self.value:g} by {self.errors:g} standard errors"
-
-
-@dataclass(frozen=True)
-class AtMost:
-    """The statistic must not exceed a value; with ``errors``, not even by more than that many standard errors."""
-
-    value: float
-    errors: float = 0.0
-
-    def holds(self, found: Estimate) -> bool:
-        """Whether it does."""
-        return found.mean <= self.value if not self.errors else found.mean - self.errors * found.error <= self.value
-
-    def __str__(self) -> str:
-        return f"≤ {self.value:g}" if not self.errors else f"≤ {self.value:g} within {self.errors:g} standard errors"
-
-
-@dataclass(frozen=True)
-class Between:
-    """The statistic must lie in a range."""
-
-    low: float
-    high: float
-    errors: ClassVar[float] = 0.0
-
-    def holds(self, found: Estimate) -> bool:
-        """Whether it does."""
-        return self.low <= found.mean <= self.high
-
-    def __str__(self) -> str:
-        return f"from {self.low:g} to {self.high:g}"
-
-
-Bound = AtLeast | AtMost | Between
 
 
 @dataclass(frozen=True)
@@ -73,9 +24,12 @@ class Claim:
     """The claim, in a sentence."""
     measured_as: str
     """What the statistic is."""
-    statistic: Callable[[Results], Estimate]
+    statistic: Callable[[Results], Sequence[Measurement]]
+    """One measurement; several if the claim is about several tasks or pairs, each of which has to keep the bound."""
     bound: Bound
     """Written down before the runs that test it, from the paper's own words."""
+    words: str = ""
+    """These words."""
     added_later: bool = False
     """Whether it was written down when its runs had been seen, which is then said with it."""
     own: bool = False
@@ -87,39 +41,64 @@ class Claim:
 
 
 def check(claim: Claim, results: Results) -> Verdict:
-    """Return whether a claim holds, here and in the authors' own data."""
+    """Return whether a claim holds here, and whether the number of the authors' own data keeps its bound."""
     verdict = _check_here(claim, results)
     if claim.theirs is None:
         return verdict
-    # One number without an error: it has to keep the bound, and cannot be asked to do so by several errors.
-    there = claim.bound.holds(Estimate(claim.theirs.value, 0.0, 1))
+    # One number without an error decides nothing by the rule: all that can be said is on which side it lies.
+    within = claim.bound.inside(claim.theirs.value, claim.theirs.value) >= 0
     remark = f", {claim.theirs.remark}" * bool(claim.theirs.remark)
-    said = f"{claim.theirs}{remark}: {'holds' if there else 'does not hold'} ({claim.theirs.source})"
-    disagrees = "" if there else "The paper's text disagrees with its authors' own data."
-    return replace(verdict, authors=said, authors_hold=there, note=_noted(verdict.note, disagrees))
+    said = f"{claim.theirs}{remark}: {'within' if within else 'outside'} ({claim.theirs.source})"
+    disagrees = "" if within else "The paper's text disagrees with its authors' own data."
+    return replace(verdict, authors=said, authors_within=within, note=_noted(verdict.note, disagrees))
+
+
+def counted(verdicts: Sequence[Verdict], called: str = "claims") -> str:
+    """Return how many of some claims hold, do not hold, are undecided and were not run."""
+    count = Counter(verdict.answer for verdict in verdicts)
+    held, failed, undecided, missing = (count[answer] for answer in get_args(Answer))
+    return (
+        f"Of {len(verdicts)} {called} {held} hold, {failed} do not, {undecided} {'is' if undecided == 1 else 'are'} "
+        f"undecided and {missing} {'was' if missing == 1 else 'were'} not run."
+    )
+
+
+def in_authors_data(verdicts: Sequence[Verdict]) -> str:
+    """Return for how many claims the authors' own number lies within the threshold."""
+    known = [each for each in verdicts if each.authors]
+    within = sum(bool(each.authors_within) for each in known)
+    return (
+        f"The authors' own data bear on {len(known)} of them: their number lies within the threshold of {within}, and "
+        f"outside that of {len(known) - within}."
+    )
 
 
 def _check_here(claim: Claim, results: Results) -> Verdict:
-    limit = claim.bound
     says = claim.says + " (Added when its runs had been seen.)" * claim.added_later
     says += " (Of our own, not the paper's.)" * claim.own
-    verdict = partial(Verdict, claim.name, says, threshold=str(limit), own=claim.own)
+    verdict = partial(Verdict, claim.name, says, threshold=str(claim.bound), words=claim.words, own=claim.own)
     try:
         found = claim.statistic(results)
     except NotMeasuredError as error:
         command = f"python -m studies.benzing2020 {claim.items[0]} --preset {results.preset.name}"
-        note = _noted(f"Not checked: {error}. What makes its runs: {command}", claim.remark)
-        return verdict(holds=None, statistic="", note=note)
-    scatter = "" if math.isnan(found.error) else f" ± {found.error:.2g}"
-    runs = f"{found.count} run" + "s" * (found.count != 1)
-    where = f"task {found.task}, " if isinstance(found, OnTask) else ""
-    statistic = f"{claim.measured_as}: {found.mean:.3g}{scatter} ({where}{runs})"
-    if math.isnan(found.mean):
-        return verdict(holds=None, statistic=statistic, note=_noted("Not checked: it is not a number.", claim.remark))
-    if limit.errors and math.isnan(found.error):
-        note = _noted("Not checked: a single run has no standard error.", claim.remark)
-        return verdict(holds=None, statistic=statistic, note=note)
-    return verdict(holds=limit.holds(found), statistic=statistic, note=claim.remark)
+        note = _noted(f"Not run: {error}. What makes its runs: {command}", claim.remark)
+        return verdict(answer="not run", statistic="", note=note)
+    decision = decide(found, claim.bound)
+    statistic = f"{claim.measured_as}: {shown(decision, len(found))}"
+    return verdict(answer=decision.answer, statistic=statistic, note=_noted(decision.why, claim.remark))
+
+
+def shown(decision: Decision, of: int) -> str:
+    """Return a mean with its interval, as many decimals as the interval has two digits for."""
+    found = decision.decided_by
+    seeds = f"{found.seeds} {found.unit}" + "s" * (found.seeds != 1)
+    where = f"{found.where}, the worst of {of}; " if of > 1 else ""
+    if math.isnan(found.error):
+        return f"{found.mean:.3g} ({where}{seeds})"
+    low, high = found.interval()
+    reach = (high - low) / 2
+    decimals = max(0, 1 - math.floor(math.log10(reach))) if reach else 4
+    return f"{found.mean:.{decimals}f}, from {low:.{decimals}f} to {high:.{decimals}f} ({where}{seeds})"
 
 
 def _noted(*parts: str) -> str:

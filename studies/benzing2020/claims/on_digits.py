@@ -5,7 +5,7 @@ little noise, and networks of a few units vary much. These thresholds were set a
 whether the miniature works as it did, and nothing about the paper.
 """
 
-from studies.benzing2020.claims.claim import AtLeast, AtMost, Bound
+from studies.benzing2020.claims.rule import AtLeast, AtMost, Between, Bound
 
 EXPECTED_ON_DIGITS: dict[str, tuple[str, Bound]] = {
     "bias-dominates": (
@@ -19,7 +19,7 @@ EXPECTED_ON_DIGITS: dict[str, tuple[str, Bound]] = {
     # From a few steps of each task in three runs, the full gradient's sum has an error of several per cent.
     "siu-tracks-full-gradient-p-mnist": (
         "SIU and the full gradient give similar sums (permuted digits, every task).",
-        AtMost(0.25),
+        Between(-0.25, 0.25),
     ),
     "sums-above-decrease-siu-p-mnist": (
         "The sum of SIU overestimates the decrease in loss (permuted digits, every task).",
@@ -55,11 +55,11 @@ EXPECTED_ON_DIGITS: dict[str, tuple[str, Bound]] = {
     ),
     "bias-explains-second-order-si": (
         "SI is more similar to SOS than SIU is (permuted digits, every task).",
-        AtLeast(0.0, errors=2),
+        AtLeast(0.0),
     ),
     "regularisation-weakens-tie": (
         "Strong regularisation weakens the tie between SI and SOS on the split tasks after the first.",
-        AtLeast(0.0, errors=2),
+        AtLeast(0.0),
     ),
     "control-restores-tie-no-re-init": (
         "Less regularisation (no re-init) keeps the correlation of SI with SOS high on every split task.",
@@ -93,11 +93,11 @@ EXPECTED_ON_DIGITS: dict[str, tuple[str, Bound]] = {
     # Three seeds of small networks scatter by a point or two.
     "mas-af-root-fisher-alike-p-mnist": (
         "MAS, AF and √Fisher perform similarly (permuted digits, within four points).",
-        AtMost(4.0),
+        Between(-4.0, 4.0),
     ),
     "mas-af-root-fisher-alike-cifar": (
         "MAS, AF and √Fisher perform similarly (split digits, within two points).",
-        AtMost(2.0),
+        Between(-2.0, 2.0),
     ),
     "magnitude-falls-short": (
         "Importance by weight magnitude cannot compete on the permuted digits.",
@@ -105,23 +105,23 @@ EXPECTED_ON_DIGITS: dict[str, tuple[str, Bound]] = {
     ),
     "own-protection-helps": (
         "SI keeps what plain fine-tuning forgets (permuted digits).",
-        AtLeast(0.0, errors=2),
+        AtLeast(0.0),
     ),
     "own-rotated-beats-diagonal-p-mnist": (
         "EWC keeps more in the layers' own coordinates than weight by weight, with the same samples (permuted digits).",
-        AtLeast(0.0, errors=2),
+        AtLeast(0.0),
     ),
     "own-many-tasks-beat-diagonal": (
         "So it does over many tasks, in these coordinates or as a product of two factors (permuted digits).",
-        AtLeast(0.0, errors=2),
+        AtLeast(0.0),
     ),
     "own-window-nearer-fisher-p-mnist": (
         "Without α, √v comes nearer to √Fisher with a window tied to the task's length (permuted digits).",
-        AtLeast(0.0, errors=2),
+        AtLeast(0.0),
     ),
     "own-window-nearer-fisher-cifar": (
         "So it does on the split digits.",
-        AtLeast(0.0, errors=2),
+        AtLeast(0.0),
     ),
     "own-importance-helps-by-task": (
         "Where the task is known, importance keeps more than nothing.",

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from anchorhold_lab.experiments import Spec
 from anchorhold_lab.report import Cell, Report, Section, Table, Text, Verdict
-from studies.benzing2020.claims import CLAIMS, check_all
+from studies.benzing2020.claims import CLAIMS, RULE, check_all, counted, in_authors_data
 from studies.benzing2020.drawing.tables.run_tables import unusual_average
 from studies.benzing2020.findings import Results
 from studies.benzing2020.item import PaperItem, runs_of
@@ -14,18 +14,21 @@ from studies.benzing2020.searched_strengths import unknown_strengths
 _TITLE = "Unifying Regularisation Methods for Continual Learning"
 _CLAIMS = (
     "What the paper says, as numbers that runs decide. Every threshold was written down before the runs that test it, "
-    "from the paper's own words, unless the claim says that it was added; one that does not hold is shown as such. "
+    "from the paper's own words, unless the claim says that it was added. "
+    f"{RULE} "
     "Beside ours stand the authors' own data, where their public repository (freedbee/continual_regularisation) has "
-    "them: outputs of notebooks, and raw numbers in its history, most of one run. The same threshold decides them, "
-    "standard errors apart."
+    "them: outputs of notebooks, and raw numbers in its history, most of one run. One number decides nothing; what is "
+    "said of it is whether it lies within the same threshold."
 )
 _CLAIMS_ON_DIGITS = (
-    "The paper's claims that are expected to hold in miniature, with thresholds for digits: P-MNIST stands for the "
-    "permuted digits, CIFAR for the split ones. They show how the study works; the paper preset tests the paper."
+    f"{RULE} "
+    "Here are the paper's claims that are expected to hold in miniature, with thresholds for digits: P-MNIST stands "
+    "for the permuted digits, CIFAR for the split ones. They show how the study works; the paper preset tests it."
 )
 _OWN_CLAIMS = (
     "What we say ourselves, about what the paper does not look at; these claims are counted apart from the paper's. "
-    "Thresholds are aims that were set before the runs that test them, after first trials with other runs."
+    "Thresholds are aims that were set before the runs that test them, after first trials with other runs. The rule is "
+    "the same."
 )
 _OWN_CLAIMS_ON_DIGITS = (
     "Of what we say ourselves, about what the paper does not look at, that which is expected to hold in miniature."
@@ -68,11 +71,11 @@ def _lead(specs: Sequence[Spec], verdicts: Sequence[Verdict], results: Results) 
     minutes = sum(run.seconds for run in runs) / 60
     devices = ", ".join(sorted({run.device for run in runs})) or "no machine yet"
     papers, own = _papers_and_own(verdicts)
-    claims = [_tally(papers)] if papers else []
+    claims = [counted(papers)] if papers else []
     if papers and results.preset.thresholds == "digits":
         claims.append(f"The paper makes {len(CLAIMS)} in all; the others are not expected at this size.")
-    claims += [_in_authors_data(papers)] if any(each.authors for each in papers) else []
-    claims += [_tally(own, "claims of our own")] if own else []
+    claims += [in_authors_data(papers)] if any(each.authors for each in papers) else []
+    claims += [counted(own, "claims of our own")] if own else []
     return Text(
         f"The experiments of Benzing's paper, run with anchorhold. {results.preset.about}\n\n"
         f"{len(runs)} of {len(specs)} runs have finished: {minutes:.1f} minutes of training on {devices}, run by run. "
@@ -82,24 +85,6 @@ def _lead(specs: Sequence[Spec], verdicts: Sequence[Verdict], results: Results) 
 
 def _papers_and_own(verdicts: Sequence[Verdict]) -> tuple[list[Verdict], list[Verdict]]:
     return [each for each in verdicts if not each.own], [each for each in verdicts if each.own]
-
-
-def _tally(verdicts: Sequence[Verdict], called: str = "claims") -> str:
-    hold, fail, unknown = (sum(verdict.holds is answer for verdict in verdicts) for answer in (True, False, None))
-    if unknown:
-        return f"Of {len(verdicts)} {called} {hold} hold, {fail} do not, and {unknown} could not be checked."
-    if not fail:
-        return f"All {hold} {called} hold."
-    return f"Of {len(verdicts)} {called} {hold} hold and {fail} do not."
-
-
-def _in_authors_data(verdicts: Sequence[Verdict]) -> str:
-    known = [each for each in verdicts if each.authors]
-    fail = sum(not each.authors_hold for each in known)
-    both = [each for each in known if each.holds is not None]
-    alike = sum(each.holds == each.authors_hold for each in both)
-    said = f"The authors' own data bear on {len(known)} of them: {len(known) - fail} hold there, and {fail} do not."
-    return said + f" Where our runs have decided too, {alike} of {len(both)} come out alike." * bool(both)
 
 
 def _missing(items: Sequence[PaperItem], specs: Sequence[Spec], results: Results) -> tuple[tuple[Cell, ...], ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import anchorhold
-from anchorhold.persample.batches import Forward
+from anchorhold.engine.batches import Forward
 from benchmarks.undamped import undamped
 from studies.tolerance.at_scale.trials import Setting, Trial
 

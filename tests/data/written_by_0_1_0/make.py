@@ -25,6 +25,19 @@ CLASSES = 3
 HERE = Path(__file__).parent
 
 
+def numbers(generator, *shape):
+    """Return numbers that are the same on every machine: drawing others rounds as the processor does."""
+    return torch.randint(-(2**20), 2**20, shape, generator=generator).double() / 2**19
+
+
+def with_given_weights(model):
+    drawn = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(numbers(drawn, *p.shape) / 2)
+    return model
+
+
 def mlp():
     return nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, CLASSES))
 
@@ -139,7 +152,7 @@ class Run:
     def __init__(self, library, name):
         self.case = STATES[name]
         torch.manual_seed(0)
-        self.model = self.case.network().double()
+        self.model = with_given_weights(self.case.network().double())
         if name == "variational":
             self.model = library.mean_field(self.model, log_variance=-3.0)
         options = {"strength": 3.0, "from_scratch": True} | self.case.options(library)
@@ -147,10 +160,7 @@ class Run:
             del options["strength"]
         self.guard = guard_of(library, self.model, self.case.measure, **options)
         drawn = torch.Generator().manual_seed(1)
-        self.batches = [
-            (torch.randn(8, 3, generator=drawn).double(), torch.randint(CLASSES, (8,), generator=drawn))
-            for _ in range(3)
-        ]
+        self.batches = [(numbers(drawn, 8, 3), torch.randint(CLASSES, (8,), generator=drawn)) for _ in range(3)]
         trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = getattr(torch.optim, self.case.optimizer)(trained, lr=0.02)
         self.guard.attach(self.optimizer)
@@ -197,7 +207,7 @@ class Run:
         """Return what shows that a state was taken over and how it goes on, from the weights that are there."""
         before, found = self.weights(), {}
         for measure in self.guard.measures:
-            found[f"importance of {measure}"] = flat(self.guard.importance_of(measure).values())
+            found[f"importance of {measure}"] = by_name(self.guard.importance_of(measure))
         with torch.no_grad():
             for number, p in enumerate(self.model.parameters()):
                 p.add_(0.05 * torch.cos(number + torch.arange(p.numel(), dtype=p.dtype)).view_as(p))
@@ -208,12 +218,16 @@ class Run:
         found["step"] = self.weights()
         if self.case.stop != "watched":
             self.guard.consolidate(self.batches)
-            found["importance later"] = flat(self.guard.importance.values())
+            found["importance later"] = by_name(self.guard.importance)
         return found
 
 
 def flat(tensors):
     return torch.cat([torch.empty(0).double(), *(value.detach().double().flatten() for value in tensors)])
+
+
+def by_name(tensors):
+    return flat(value for _, value in sorted(tensors.items()))
 
 
 def load(library, name, folder, weights):
@@ -263,13 +277,13 @@ SHARED = {
 
 def shared_model(name):
     torch.manual_seed(0)
-    return (normed if name == "batch-norm" else mlp)().double()
+    return with_given_weights((normed if name == "batch-norm" else mlp)().double())
 
 
 def share(library, folder, name):
     guard = guard_of(library, shared_model(name), **SHARED[name], strength=1.0)
     drawn = torch.Generator().manual_seed(1)
-    guard.consolidate([torch.randn(8, 3, generator=drawn).double()])
+    guard.consolidate([numbers(drawn, 8, 3)])
     hub = importlib.import_module(f"{library.__name__}.integrations.hub")
     hub.save_pretrained(guard, folder / name, measured_from="eight drawn samples", base_model="user/tiny")
     return guard
@@ -283,7 +297,7 @@ class Table(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.table = nn.Parameter(torch.linspace(-2, 2, 36, dtype=torch.float64).cos().view(6, 6) * 3)
+        self.table = nn.Parameter((torch.arange(36).view(6, 6) * 7 % 13 - 6).double() / 2)
 
     def forward(self, tokens):
         return self.table[tokens]
@@ -327,7 +341,7 @@ def huggingface(library, folder, resume=None):
     return {
         "steps of task_free": torch.tensor([float(task_free.steps)]),
         "weights": flat(model.parameters()),
-        "gathered": flat(guard.state_dict()["tensors"].values()),
+        "gathered": by_name(guard.state_dict()["tensors"]),
     }
 
 
@@ -340,7 +354,7 @@ def lightning(library, folder, resume=None):
         def __init__(self):
             super().__init__()
             torch.manual_seed(0)
-            self.net = mlp().double()
+            self.net = with_given_weights(mlp().double())
 
         def training_step(self, batch, batch_idx):
             return F.cross_entropy(self.net(batch[0]), batch[1])
@@ -349,7 +363,7 @@ def lightning(library, folder, resume=None):
             return torch.optim.Adam(self.parameters(), lr=0.02)
 
     drawn = torch.Generator().manual_seed(1)
-    x, y = torch.randn(12, 3, generator=drawn).double(), torch.randint(CLASSES, (12,), generator=drawn)
+    x, y = numbers(drawn, 12, 3), torch.randint(CLASSES, (12,), generator=drawn)
     loader = DataLoader(TensorDataset(x, y), batch_size=4)
     module = Module()
     guard = guard_of(library, module, "SI", 3.0, watch=["SOS"], from_scratch=True)
@@ -359,7 +373,7 @@ def lightning(library, folder, resume=None):
     trainer.fit(module, loader, ckpt_path=resume, **({"weights_only": True} if resume else {}))
     if resume is None:
         trainer.save_checkpoint(folder / "lightning.ckpt")
-    return {"weights": flat(module.parameters()), "gathered": flat(guard.state_dict()["tensors"].values())}
+    return {"weights": flat(module.parameters()), "gathered": by_name(guard.state_dict()["tensors"])}
 
 
 def accelerate(library, folder, resume=None):
@@ -380,7 +394,7 @@ def accelerate(library, folder, resume=None):
         optimizer.step()
     if resume is None:
         accelerator.save_state(str(folder / "accelerate"))
-    return {"weights": run.weights(), "gathered": flat(run.guard.state_dict()["tensors"].values())}
+    return {"weights": run.weights(), "gathered": by_name(run.guard.state_dict()["tensors"])}
 
 
 TRAINERS = {

@@ -122,7 +122,7 @@ def test_it_is_the_sum_of_all_tasks_penalties_on_the_maps(network, form, centre)
 
 
 @pytest.mark.parametrize("closure", [False, True])
-@pytest.mark.parametrize("whose", ["all", "layer", "scale", "head"])
+@pytest.mark.parametrize("whose", ["all", "layer", "scale", pytest.param("head", marks=pytest.mark.daily)])
 def test_a_step_is_pulled_by_it_whoever_moves_the_rest(form, centre, whose, closure):
     network = dense(), *NETWORKS["dense"][1:]
     guard, penalty = after_tasks(network, form, centre)

@@ -56,6 +56,7 @@ def test_the_order_of_calls_counts_not_that_of_names():
     assert folded == {"norm_of_first": "first", "norm_of_second": "second"} and not told
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("way", "why"),
     [

@@ -483,6 +483,7 @@ def test_it_is_said_what_weights_are_held_to():
     assert "after 2 tasks, their mean by importance\n" in str(plain) and "moved from there by" in str(plain)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

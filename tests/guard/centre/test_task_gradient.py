@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import anchorhold
-from anchorhold.persample.phi import IDENTITY
+from anchorhold.engine.phi import IDENTITY
 from tests.guard.helpers import batch, loss, net
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}

@@ -49,6 +49,7 @@ def messages(told):
     return [str(each.message) for each in told if issubclass(each.category, anchorhold.AnchorholdWarning)]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("options", [{"tolerance": 1.0}, {"tolerance": 0.1}, {"tolerance": 0.02}, {"strength": 5.0}])
 @pytest.mark.parametrize("at", ["step", "retention"])
 def test_a_set_of_another_model_is_told_before_anything_can_be_lost_at_any_tolerance(tmp_path, options, at):

@@ -353,6 +353,7 @@ def test_states_with_and_without_a_tolerance():
     assert fresh.tolerance == 0.05
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     "damage",
     [

@@ -157,6 +157,7 @@ def test_the_sgd_inside_sam_is_looked_at_too():
         optimizer.step(closure)  # SAM itself is no SGD, after whose step weights could be pulled
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("value", "expected"), [(218.0, 200.0), (0.049, 0.04), (1.0, 1.0), (0.0, 0.0), (-3.0, 0.0)])
 def test_what_is_advised_is_rounded_down(value, expected):
     assert rounded_down(value) == pytest.approx(expected)

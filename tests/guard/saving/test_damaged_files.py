@@ -186,6 +186,7 @@ WRONG = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", WRONG)
 def test_what_no_guard_has_ever_written_is_refused(name, tmp_path):
     """In memory, and in a file whose checksum fits."""
@@ -208,6 +209,7 @@ def test_what_is_no_state_at_all_is_refused(given):
     refused(guard, lambda: guard.load_state_dict(given))
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("change", ["strength -5", "-7 tasks", "importance NaN", "no anchors", "importance int64"])
 def test_files_of_the_first_version_are_checked_too(change, tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))

@@ -64,6 +64,7 @@ HOLDS = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", HOLDS)
 def test_what_is_added_to_a_step_is_the_gradient_of_the_value(kind):
     model, optimizer, guard = started(HOLDS[kind]())
@@ -372,6 +373,7 @@ def test_labels_of_tokens_and_of_pixels():
     assert anchorhold.holds.of_batches.replay.class_loss(outputs, torch.full((2, 5), -100)) == 0
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -406,6 +408,7 @@ def test_shares_that_leave_nothing_are_refused():
         anchorhold.Guard(network(), "EWC", holds=holds)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("hold", "error", "message"),
     [

@@ -17,6 +17,7 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [

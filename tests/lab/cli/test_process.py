@@ -63,7 +63,7 @@ main()
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted.\n")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_result(call, tmp_path):
     changes = {"tasks": 3, "epochs": 40, "hidden": (16,), "engine": "plain"}
     options = ["--tasks", "3", "--epochs", "40", "--hidden", "16", "--engine", "plain", "--device", "cpu", "--json"]

@@ -19,7 +19,6 @@ from tests.lab.experiments.study_file import STUDY, write_study
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "ray.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
 def test_the_runs_are_those_of_the_local_executor(call, on_ray, tmp_path):
     command = ("run", "permuted-digits", "-m", "SI", "-m", "EWC", "--seeds", "2", *OPTIONS)
     done = call(*command, "--executor", "Ray", "--json", "--store", tmp_path / "ray")
@@ -32,7 +31,7 @@ def test_the_runs_are_those_of_the_local_executor(call, on_ray, tmp_path):
     assert len(local) == 4 and all(same_result(Store(tmp_path / "ray").get(result.spec), result) for result in local)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_search_makes_its_runs_there(call, on_ray, tmp_path):
     options = ("-m", "SI", "--from", "10", "--to", "20", "--no-reinit", "--seeds", "1", *OPTIONS, "--json")
     outcomes = []
@@ -44,7 +43,7 @@ def test_a_search_makes_its_runs_there(call, on_ray, tmp_path):
     assert outcomes[0] == outcomes[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_file_of_ones_own_travels_to_the_workers(call, on_ray, tmp_path):
     file = write_study(tmp_path)
     command = (
@@ -69,7 +68,6 @@ def test_a_file_of_ones_own_travels_to_the_workers(call, on_ray, tmp_path):
     assert Store(tmp_path / "ray").source(local[0].spec.source) == file.read_bytes()
 
 
-@pytest.mark.slow
 def test_a_run_of_a_file_goes_on_there_with_the_text_in_the_store(on_ray, tmp_path):
     load_source(write_study(tmp_path))
     spec, store = paper_spec("blobs", "walk", epochs=5), Store(tmp_path / "store")
@@ -81,7 +79,6 @@ def test_a_run_of_a_file_goes_on_there_with_the_text_in_the_store(on_ray, tmp_pa
     assert "blobs" not in SCENARIOS  # the workers alone have run the file
 
 
-@pytest.mark.slow
 def test_a_file_that_a_worker_cannot_load_is_told_before_anything_runs(call, on_ray, tmp_path):
     here = f"import os\nif os.getpid() != {os.getpid()}:\n    raise OSError('not on this node')\n"
     file = write_study(tmp_path, here + STUDY)
@@ -105,7 +102,7 @@ def test_an_executor_that_there_is_not(call, tmp_path):
     assert "No executor is called 'rai'. Did you mean 'ray'? There are local, ray." in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_guide(call, on_ray, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     local, by_address = re.findall(r"```sh\nanchorhold-lab (.*)\n```", GUIDE)

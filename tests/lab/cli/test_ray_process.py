@@ -101,7 +101,7 @@ def worker_of(store):
 STOPPED = "Stopped with 0 of 1 runs finished. The same command goes on.\n"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_saves_and_leaves_nothing_running(tmp_path):
     with running(tmp_path) as child:
         os.killpg(child.pid, signal.SIGINT)  # as a terminal sends it: to all that the command has started, too
@@ -112,7 +112,7 @@ def test_ctrl_c_saves_and_leaves_nothing_running(tmp_path):
     assert not list(Path(tempfile.gettempdir()).glob(f"anchorhold-worker-*/runs/{Store(tmp_path).ids()[0]}"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_request_to_terminate_saves_also_after_a_worker_was_killed(tmp_path, address):
     with running(tmp_path, "--address", address) as child:
         os.kill(worker_of(tmp_path), signal.SIGKILL)
@@ -135,7 +135,7 @@ def raylet_of(process):
     return pytest.fail("there is none")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_ray_that_ends_by_itself_is_one_line(tmp_path):
     with running(tmp_path) as child:
         os.kill(raylet_of(child), signal.SIGKILL)
@@ -146,7 +146,7 @@ def test_a_ray_that_ends_by_itself_is_one_line(tmp_path):
     assert line.endswith("the same command goes on from the checkpoints.")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_guides_command_for_a_cluster(tmp_path, address):
     (command,) = re.findall(r"```sh\nanchorhold-lab (.* --address .*)\n```", GUIDE)
     done = subprocess.run(

@@ -132,7 +132,7 @@ def test_runs_in_a_search_have_short_names():
     assert label_in_search([small_spec(seed=3, strength=20.0, reinitialise=False)]) == "SI seed 3, c = 20"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_choice(call, tmp_path):
     long = ("--epochs", "30", "--batch-size", "256", "--search-seeds", "1")
     arguments = ("search", "permuted-digits", "-m", "SI", *RANGE, "--no-reinit", *OPTIONS, *long, "--json", "--store")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,10 +12,14 @@ import pytest
 
 import anchorhold
 from anchorhold import registry
+from anchorhold.errors import DamagedError
 from anchorhold_lab.experiments import Failure, Store, load_source, paper_spec
 from anchorhold_lab.experiments.store.listing import index, reading_rows
 from anchorhold_lab.experiments.store.listing.making_rows import RowMaker
 from anchorhold_lab.experiments.store.listing.reading_rows import rows_in, told_apart
+from anchorhold_lab.experiments.store.packed import OBSERVATIONS, RESULTS
+from anchorhold_lab.experiments.store.packing import pack, unpack
+from anchorhold_lab.experiments.store.run_files import RunFiles
 from tests.lab.experiments.helpers import result_of, small_spec
 from tests.lab.experiments.study_file import write_study
 
@@ -299,6 +304,59 @@ print(json.dumps([row.id for row in rows_in(Path({str(folder)!r}))]))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [row.id for row in expected]
+
+
+def test_the_rows_of_packed_runs_are_those_of_their_files_and_need_no_unpacking(folder, reads, monkeypatch):
+    expected = from_files(folder)
+    pack(Store(folder))
+    assert from_files(folder) == expected
+    reads.clear()
+    assert rows_in(folder) == expected and len(reads) == 4
+    with monkeypatch.context() as never:
+        never.setattr(RunFiles, "packed", lambda _: pytest.fail("it was unpacked"))
+        assert rows_in(folder) == expected and len(reads) == 4
+    unpack(Store(folder))
+    reads.clear()
+    assert rows_in(folder) == expected and len(reads) == 3
+
+
+def test_packed_files_that_were_changed_are_read_again(folder, reads):
+    pack(Store(folder))
+    expected, path = rows_in(folder), folder / RESULTS
+    content = path.read_bytes()
+    reads.clear()
+    path.write_bytes(content)
+    assert rows_in(folder) == expected and len(reads) == 3
+    path.write_bytes(content[:-9])
+    with pytest.raises(DamagedError, match=RESULTS):
+        rows_in(folder)
+    path.unlink()
+    assert [row.id for row in rows_in(folder)] == [STARTED.id]
+    path.write_bytes(content)
+    assert rows_in(folder) == expected
+
+
+def test_packed_observations_that_are_gone_are_missed(tmp_path):
+    spec, store = small_spec(probes=("importances",)), Store(tmp_path)
+    store.claim(spec).finish(result_of(spec, 0.5), {"importances": {}})
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    store = Store(tmp_path / "copy")
+    pack(store)
+    assert [row.status for row in rows_in(store.folder)] == ["finished"]
+    (store.folder / OBSERVATIONS).unlink()
+    (row,) = rows_in(store.folder)
+    assert row.status == "damaged" and f"{OBSERVATIONS} is missing" in row.damage and row.figures is not None
+
+
+def test_a_new_failure_of_a_packed_run_is_seen(folder):
+    store = Store(folder)
+    pack(store)
+    rows_in(folder)
+    claim = store.claim(FAILED)
+    claim.finish(result_of(FAILED, 0.75))
+    claim.release()
+    (row,) = [row for row in rows_in(folder) if row.id == FAILED.id]
+    assert row.status == "finished" and row.figures.average_accuracy == 0.75
 
 
 def test_a_run_that_nobody_is_at_is_stopped(folder):

@@ -67,7 +67,7 @@ with mock.patch.object(ray, "init", lambda **options: init(num_cpus=1, **options
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_ray_of_ones_own_is_for_this_machine_alone_and_goes_again():
     done = python(_ALONE)
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,7 @@ from tests.lab.experiments.helpers import StopAfter, same_result, small_spec
 from tests.lab.experiments.ray_helpers import Killer, MailboxKiller, kill_mailbox, post_until_stopped
 
 # A Ray takes seconds to start, and so does every worker after one was killed.
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_ray")]
+pytestmark = pytest.mark.usefixtures("on_ray")
 
 
 @pytest.fixture
@@ -98,6 +98,7 @@ def test_a_killed_worker_costs_a_retry_and_no_result(store, tmp_path, local, mon
     assert not list(store.folder.rglob("*.safetensors"))
 
 
+@pytest.mark.nightly
 def test_a_killed_group_goes_on_together(store, tmp_path):
     specs = [small_spec(seed) for seed in range(3)]
     with Killer(tmp_path, specs[0], progress=8) as killer:
@@ -109,6 +110,7 @@ def test_a_killed_group_goes_on_together(store, tmp_path):
     assert not list(store.folder.glob("groups/*"))
 
 
+@pytest.mark.nightly
 def test_runs_over_which_workers_die_again_and_again_fail_and_the_others_go_on(store, tmp_path, local, monkeypatch):
     monkeypatch.setattr(ray_executor, "_DEATHS", 2)
     with Killer(tmp_path, small_spec(0), times=2, progress=2) as killer:
@@ -124,6 +126,7 @@ def test_runs_over_which_workers_die_again_and_again_fail_and_the_others_go_on(s
     assert result.resumed == 0 and same_result(result, local(small_spec(0)))
 
 
+@pytest.mark.nightly
 def test_a_killed_mailbox_costs_a_retry_and_no_result(store, tmp_path, local):
     done, under_way = small_spec(0), small_spec(1)
     with MailboxKiller(tmp_path, done, under_way) as killer:
@@ -282,6 +285,7 @@ def test_a_bug_is_not_taken_for_a_failed_run_and_the_others_save(store, tmp_path
     assert same_result(store.get(good), local(good)) and store.get(good).resumed == 1
 
 
+@pytest.mark.nightly
 def test_a_listener_that_raises_ends_everything_at_once(store):
     with pytest.raises(KeyboardInterrupt):
         execute_on_ray([small_spec(seed, epochs=4000) for seed in range(3)], store, on_event=_interrupt)

@@ -5,8 +5,9 @@ import pytest
 
 from anchorhold import registry
 from anchorhold.errors import StoreError
-from anchorhold_lab.experiments import RunFinished, Store, execute, load_source, paper_spec
+from anchorhold_lab.experiments import Failure, RunFinished, Store, execute, load_source, paper_spec
 from anchorhold_lab.experiments.on_ray.parcel import Changes, Parcel, pack
+from anchorhold_lab.experiments.store.packing import pack as pack_store
 from tests.lab.experiments.helpers import StopAfter, same_result, small_spec
 from tests.lab.experiments.study_file import write_study
 
@@ -46,6 +47,26 @@ def test_a_stopped_run_goes_on_elsewhere_and_comes_back(store, other, tmp_path, 
     assert not list(store.folder.rglob("*.safetensors")) and not list(store.folder.glob("groups/*"))
     whole = execute(specs, tmp_path / "whole", side_by_side=together).finished
     assert all(same_result(store.get(result.spec), result) for result in whole)
+
+
+def test_the_failures_of_a_packed_run_travel_too_and_the_next_one_is_numbered_after_them(store, other):
+    spec = small_spec()
+    fail(store, spec, "too bad")
+    pack_store(store)
+    claim = store.claim(spec)
+    pack(store, [spec]).unpack(other)
+    assert set(files(other)) == {f"runs/{spec.id}/spec.json", f"runs/{spec.id}/failure-1.json"}
+    changes = Changes(other)
+    fail(other, spec, "once more")
+    changes.parcel(checkpoints=True).unpack(store)
+    claim.release()
+    assert [failure.reason for failure in store.failures(spec)] == ["too bad", "once more"]
+
+
+def fail(store, spec, reason):
+    claim = store.claim(spec)
+    claim.fail(Failure(reason, "2026-01-01T00:00:00", "cpu", None, {}))
+    claim.release()
 
 
 def test_only_what_has_changed_travels_and_checkpoints_only_when_asked_for(store):

@@ -23,7 +23,7 @@ def files(store):
     return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in found.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_25_kills_at_random_moments_change_nothing(tmp_path):
     """Three runs, 48 epochs each, a checkpoint after every one; each process is killed after zero to six events.
 

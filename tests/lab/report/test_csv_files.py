@@ -29,10 +29,20 @@ def test_numbers_of_numpy_are_numbers():
 
 def test_every_verdict_has_a_row():
     verdicts = [
-        Verdict("A1", "One.", True, "2", "> 1", authors="0.5 (a file)", authors_hold=False),
-        Verdict("A2", "Two.", None, "", "> 1", "No runs."),
+        Verdict("A1", "One.", "holds", "2", "> 1", words="more", authors="0.5 (a file)", authors_within=False),
+        Verdict("A2", "Two.", "not run", "", "> 1", "No runs."),
     ]
     head, first, second = read(verdicts_table(verdicts))
-    assert head == ["name", "claim", "holds", "statistic", "threshold", "note", "the authors' data", "holds there"]
-    assert first == ["A1", "One.", "yes", "2", "> 1", "", "0.5 (a file)", "no"]
-    assert second == ["A2", "Two.", "not checked", "", "> 1", "No runs.", "", ""]
+    assert head == [
+        "name",
+        "claim",
+        "verdict",
+        "statistic",
+        "threshold",
+        "words",
+        "note",
+        "the authors' data",
+        "within it",
+    ]
+    assert first == ["A1", "One.", "holds", "2", "> 1", "more", "", "0.5 (a file)", "no"]
+    assert second == ["A2", "Two.", "not run", "", "> 1", "", "No runs.", "", ""]

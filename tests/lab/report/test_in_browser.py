@@ -11,8 +11,6 @@ from anchorhold_lab.report import write_report
 from tests.lab.report.browser import Browser, ChromiumEndedError
 from tests.lab.report.sample import ALGORITHMS, sample_report
 
-pytestmark = pytest.mark.slow
-
 TABLE = "#table-table1"
 ENSURE = Path(__file__).parents[3] / "scripts" / "ensure_chromium"
 

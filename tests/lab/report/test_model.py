@@ -44,10 +44,11 @@ def test_a_file_that_does_not_lie_beside_the_page_is_refused(path):
         Report("Title", Text(""), (), provenance=table(), files=((path, "All runs."),))
 
 
-def test_a_verdict_that_was_not_checked_says_why():
-    with pytest.raises(ConfigurationError, match="'A1' was not checked: say why"):
-        Verdict("A1", "It holds.", None, "", "above 1")
-    assert Verdict("A1", "It holds.", None, "", "above 1", "No runs.").holds is None
+@pytest.mark.parametrize("answer", ["undecided", "not run"])
+def test_a_verdict_that_decides_nothing_says_why(answer):
+    with pytest.raises(ConfigurationError, match=f"'A1' is {answer}: say why"):
+        Verdict("A1", "It holds.", answer, "", "above 1")
+    assert Verdict("A1", "It holds.", answer, "", "above 1", "No runs.").answer == answer
 
 
 def test_two_things_that_would_share_a_file_are_refused():
@@ -56,7 +57,7 @@ def test_two_things_that_would_share_a_file_are_refused():
     figures = (Figure("f", "One.", draw, data=table("x")), Figure("f", "Two.", draw))
     with pytest.raises(ConfigurationError, match="2 figures of the report are called 'f'"):
         Report("Title", Text(""), (Section("One", figures),), provenance=table())
-    verdict = Verdict("A1", "It holds.", True, "2", "above 1")
+    verdict = Verdict("A1", "It holds.", "holds", "2", "above 1")
     with pytest.raises(ConfigurationError, match="2 tables of the report are called 'verdicts'"):
         Report("Title", Text(""), (Section("One", (verdict, table("verdicts"))),), provenance=table())
 

@@ -43,7 +43,7 @@ def test_every_file_is_of_its_kind():
     assert files["png"].startswith(b"\x89PNG") and files["pdf"].startswith(b"%PDF") and b"<svg" in files["svg"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_same_figure_is_the_same_file_in_every_process():
     script = (
         "import hashlib; from anchorhold_lab.report.pictures import render; from anchorhold_lab.report import Figure;"

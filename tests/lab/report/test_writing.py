@@ -15,7 +15,7 @@ def report(word="Rhabarber"):
     items = (
         Text(f"{word} text"),
         Table("table", f"{word} caption", (f"{word} column",), [(f"{word} cell",)]),
-        Verdict(f"{word}", f"{word} claim", False, f"{word} statistic", f"{word} threshold", f"{word} note"),
+        Verdict(f"{word}", f"{word} claim", "does not hold", f"{word} statistic", f"{word} threshold", f"{word} note"),
         Figure("figure", f"{word} figure", draw, data=data, alt=f"{word} alt", size=(2, 2)),
     )
     sections = (Section(f"{word} title", items),)
@@ -45,11 +45,18 @@ def folder(tmp_path_factory):
 
 
 def test_our_own_claims_are_counted_apart(tmp_path):
-    verdicts = [Verdict(name, "It holds.", True, "2", "> 1", own=name == "c") for name in "abc"]
+    answers = {"a": "holds", "b": "holds", "c": "holds", "d": "does not hold", "e": "undecided", "f": "not run"}
+    verdicts = [Verdict(name, "It is so.", answers[name], "2", "> 1", "Why.", own=name == "c") for name in answers]
     section = Section("Claims", tuple(verdicts))
     page = write_report(Report("R", Text("Lead."), (section,), Table("runs", "", ("run",), ())), tmp_path)
     tally = re.findall(r"<strong>(\d+)</strong> <span class=\"answer\">([^<]+)", page.read_text(encoding="utf-8"))
-    assert tally == [("2", "hold"), ("1", "hold (of our own)")]
+    assert tally == [
+        ("2", "hold"),
+        ("1", "do not hold"),
+        ("1", "undecided"),
+        ("1", "not run"),
+        ("1", "hold (of our own)"),
+    ]
 
 
 def test_everything_lies_where_it_should(folder):

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure as Canvas
 
-from anchorhold_lab.analysis import Estimate
 from studies.benzing2020 import PRESETS, authors_data
 from studies.benzing2020.algorithms import TABLE1
 from studies.benzing2020.claims import CLAIMS, OWN_CLAIMS, Claim, check, check_all
-from studies.benzing2020.claims.claim import AtLeast
+from studies.benzing2020.claims.rule import AtLeast, mean_of
 from studies.benzing2020.drawing.panels import bars, correlations_over_tasks, figure_of, lines_over_tasks
 from studies.benzing2020.drawing.paper_report import report_of
 from studies.benzing2020.drawing.tables.accuracy_table import accuracy_table
@@ -48,22 +47,19 @@ def test_statistics_are_those_of_the_numbers_that_figures_show():
 
 def test_a_verdict_says_where_the_text_disagrees_with_its_authors_data(nothing):
     theirs = authors_data.Theirs(0.82, "a/file.ipynb, cell 1", "one run")
-    claim = Claim("x", ("figure1",), "It is 0.9.", "size", lambda _: Estimate(0.88, 0.01, 5), AtLeast(0.85))
+    claim = Claim("x", ("figure1",), "It is 0.9.", "size", lambda _: [mean_of([0.87, 0.88, 0.89])], AtLeast(0.85))
     alone = check(claim, nothing)
-    assert (alone.authors, alone.authors_hold, alone.note) == ("", None, "")
+    assert (alone.answer, alone.authors, alone.authors_within, alone.note) == ("holds", "", None, "")
     verdict = check(dataclasses.replace(claim, theirs=theirs, remark="Seen before."), nothing)
-    assert verdict.holds is True and verdict.authors_hold is False
-    assert verdict.authors == "0.82, one run: does not hold (a/file.ipynb, cell 1)"
+    assert verdict.answer == "holds" and verdict.authors_within is False
+    assert verdict.authors == "0.82, one run: outside (a/file.ipynb, cell 1)"
     assert verdict.note == "Seen before. The paper's text disagrees with its authors' own data."
     held = check(dataclasses.replace(claim, theirs=dataclasses.replace(theirs, value=0.9)), nothing)
-    assert held.authors_hold is True and held.note == ""
-    # One number has no error, and is not asked for one.
-    strict = dataclasses.replace(claim, theirs=theirs, bound=AtLeast(0.8, errors=2))
-    assert check(strict, nothing).authors_hold is True
+    assert held.authors_within is True and held.note == ""
 
 
 def test_the_text_disagrees_where_it_is_known_to(paper):
-    found = {verdict.name: verdict for verdict in check_all(paper, set(ITEMS)) if verdict.authors_hold is False}
+    found = {verdict.name: verdict for verdict in check_all(paper, set(ITEMS)) if verdict.authors_within is False}
     assert set(found) == {
         "sum-below-decrease-on-last-cifar-task",
         "none-negative-on-first-cifar-task",
@@ -74,7 +70,7 @@ def test_the_text_disagrees_where_it_is_known_to(paper):
         "without-top-1-siu",
     }
     for verdict in found.values():
-        assert verdict.holds is None and verdict.note.endswith("disagrees with its authors' own data.")
+        assert verdict.answer == "not run" and verdict.note.endswith("disagrees with its authors' own data.")
 
 
 def test_on_other_data_they_say_nothing(nothing):
@@ -95,7 +91,7 @@ def test_tables_have_a_column_of_them(paper):
         "SI(2048)": 70.23,
         "SOS(2048)": 74.85,
     }
-    said = "The authors' own data bear on 4 of them: 4 hold there, and 0 do not. Of 1 claims of our own"
+    said = "their number lies within the threshold of 4, and outside that of 0. Of 1 claims of our own"
     assert said in report_of([ITEMS["table1"]], paper).lead.text
 
 

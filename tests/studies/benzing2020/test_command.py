@@ -70,7 +70,7 @@ def test_a_report_alone_makes_no_runs(reproduce, tmp_path):
     shown = reproduce("table1", "--only-report")
     assert shown.exit_code == 0
     assert not (tmp_path / "store").exists()
-    assert "Not checked: no run of SI on P-MNIST" in " ".join(shown.stdout.split())
+    assert "Not run: no run of SI on P-MNIST" in " ".join(shown.stdout.split())
 
 
 def test_json_ends_with_the_report(reproduce, tmp_path):

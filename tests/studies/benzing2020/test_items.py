@@ -65,7 +65,7 @@ def test_without_results_an_item_says_so_instead_of_failing(item, nothing):
             assert isinstance(each, Figure) and each.data is None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS)
 def test_with_results_it_shows_numbers(item, results):
     drawn = item.draw(results)
@@ -75,7 +75,7 @@ def test_with_results_it_shows_numbers(item, results):
     Report("All", Text("Names are unique."), (Section(item.title, tuple(drawn)),), shown[0].__class__("p", "", (), ()))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_full_gradient_has_the_colour_that_it_has_beside_measures(results):
     (figure,) = ITEMS["gradient-noise"].draw(results)
     with style("light"):
@@ -85,7 +85,7 @@ def test_the_full_gradient_has_the_colour_that_it_has_beside_measures(results):
         assert drawn == {"noise": to_hex(ink()), "full gradient": to_hex(colour("full gradient"))}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_figure_1_shows_what_there_is_where_its_controls_are_missing(results, tmp_path):
     """The controls come after the runs that most figures need, so they are missing first."""
     store = Store(tmp_path / "store")
@@ -95,7 +95,7 @@ def test_figure_1_shows_what_there_is_where_its_controls_are_missing(results, tm
     assert {row[1] for row in figure.data.rows} == {"SI", "SIB", "SIU"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["figure1", "figure2"])
 def test_where_the_store_was_kept_small_plots_of_weights_are_left_out(name, results, tmp_path):
     whole = ITEMS[name].draw(results)[0]

@@ -3,7 +3,8 @@ import pytest
 from anchorhold_lab.experiments import paper_spec
 from anchorhold_lab.report import Verdict
 from studies.benzing2020 import PRESETS, items_named
-from studies.benzing2020.drawing.paper_report import _described, _seeds, _short, _tally, report_of
+from studies.benzing2020.claims import counted
+from studies.benzing2020.drawing.paper_report import _described, _seeds, _short, report_of
 from studies.benzing2020.findings import Results
 
 
@@ -27,8 +28,8 @@ def test_claims_of_our_own_are_counted_apart_from_the_papers(nothing):
     *_, papers, own, _ = report.sections
     assert (papers.title, own.title) == ("The claims", "Claims of our own")
     assert [each.own for each in papers.items[1:]] == [False] and all(each.own for each in own.items[1:])
-    assert "Of 1 claims 0 hold, 0 do not, and 1 could not be checked." in report.lead.text
-    assert "Of 7 claims of our own 0 hold, 0 do not, and 7 could not be checked." in report.lead.text
+    assert "Of 1 claims 0 hold, 0 do not, 0 are undecided and 1 was not run." in report.lead.text
+    assert "Of 7 claims of our own 0 hold, 0 do not, 0 are undecided and 7 were not run." in report.lead.text
     alone = report_of(items_named(["forms"]), paper)
     assert "The claims" not in [section.title for section in alone.sections] and "Of 7 claims of" in alone.lead.text
 
@@ -45,10 +46,10 @@ def test_runs_that_differ_in_form_or_samples_alone_are_told_apart():
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
-        ([True, True, True], "All 3 claims hold."),
-        ([True, True, False], "Of 3 claims 2 hold and 1 do not."),
-        ([True, False, None], "Of 3 claims 1 hold, 1 do not, and 1 could not be checked."),
+        (["holds", "holds", "does not hold"], "Of 3 claims 2 hold, 1 do not, 0 are undecided and 0 were not run."),
+        (["undecided", "holds", "not run"], "Of 3 claims 1 hold, 0 do not, 1 is undecided and 1 was not run."),
+        (["undecided", "undecided"], "Of 2 claims 0 hold, 0 do not, 2 are undecided and 0 were not run."),
     ],
 )
-def test_claims_that_could_not_be_checked_are_mentioned_where_there_are_some(answers, said):
-    assert _tally([Verdict("A", "It holds.", holds, "2", "above 1", "No runs.") for holds in answers]) == said
+def test_claims_are_counted_by_their_verdicts(answers, said):
+    assert counted([Verdict("A", "It holds.", answer, "2", "above 1", "No runs.") for answer in answers]) == said

@@ -9,7 +9,7 @@ from studies.benzing2020 import PRESETS, items_named
 from studies.benzing2020.item import runs_of
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_reproduction_stops_after_its_budget(call, on_ray, tmp_path, monkeypatch):
     """By a clock that stands still until the first result: how long Ray's workers take to start is no part of this."""
     store = Store(tmp_path / "store")

@@ -9,7 +9,7 @@ from studies.benzing2020.drawing.summed_importance import sums_over_tasks
 from studies.benzing2020.findings import NotMeasuredError, Results
 from studies.benzing2020.needed_runs import control_runs, correlation_runs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def seen(results, runs, probe):

@@ -100,6 +100,7 @@ def test_a_line_that_was_cut_costs_that_line_alone(tmp_path):
     assert {key: row["seconds"] for key, row in store.read(path).items()} == {first.key: 1.0, second.key: 2.0}
 
 
+@pytest.mark.nightly
 def test_a_rehearsal_goes_on_where_it_was_and_ends_with_a_page(tmp_path, text, capsys):
     folder, results = tmp_path / "store", tmp_path / "results"
     given = [str(folder), "--rehearse", "--settings", "english-python", "permuted-mnist", "--corpus", str(text)]
@@ -162,6 +163,7 @@ def test_text_needs_a_corpus_and_a_report_needs_lines(tmp_path):
         command.main(["report", str(tmp_path)])
 
 
+@pytest.mark.nightly
 def test_where_to_begin_is_a_table_for_each_form(tmp_path):
     starts.main(["--rehearse", "--results", str(tmp_path)])
     said = (tmp_path / "tolerance-starts.md").read_text()
@@ -185,6 +187,7 @@ def test_kept_inputs_that_were_measured_from_stand_beside_others_of_their_kind(t
     assert f"| {kept_twice.SAME} | 2 | 1.25 (1.00 to 1.50) |" in page and f"| {kept_twice.UNSEEN} |" not in page
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::anchorhold.AnchorholdWarning")
 def test_each_way_of_giving_a_tolerance_to_several_tasks_keeps_it(monkeypatch):
     monkeypatch.setattr(ten_tasks, "TASKS", 3)

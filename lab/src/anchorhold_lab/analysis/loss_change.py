@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from anchorhold.engine.isolation import isolated
 from anchorhold.errors import ConfigurationError, ModelError, NotFiniteError, OptimizerError, OrderError, warn
 from anchorhold.guard.stepping.optimizers.accepted import ids, innermost, is_within_its_own_step, trained_by
-from anchorhold.persample.isolation.isolated import isolated
 from anchorhold.settings import check_keys, number, whole_number
 from anchorhold.tensors.names import named_buffers, named_parameters
 from anchorhold.tensors.sharding import is_sharded

@@ -11,6 +11,7 @@ from anchorhold_lab.cli.commands.making_runs.run import run
 from anchorhold_lab.cli.commands.making_runs.search import search
 from anchorhold_lab.cli.commands.measures import measures
 from anchorhold_lab.cli.commands.stored_runs import runs
+from anchorhold_lab.cli.commands.stored_runs.packing import pack_runs, unpack_runs
 from anchorhold_lab.cli.commands.stored_runs.plot import plot_chosen
 from anchorhold_lab.cli.exits import MEANINGS, Commands
 
@@ -44,6 +45,8 @@ def _options(
 app.command(epilog=MEANINGS)(run)
 app.command(epilog=MEANINGS)(search)
 runs.app.command("plot")(plot_chosen)
+runs.app.command("pack")(pack_runs)
+runs.app.command("unpack")(unpack_runs)
 app.add_typer(runs.app, name="runs")
 app.command()(measures)
 app.add_typer(data.app, name="data")

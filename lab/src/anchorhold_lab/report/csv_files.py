@@ -32,18 +32,28 @@ def verdicts_table(verdicts: Sequence[Verdict]) -> Table:
     return Table(
         name="verdicts",
         caption="Every claim and whether it holds.",
-        columns=("name", "claim", "holds", "statistic", "threshold", "note", "the authors' data", "holds there"),
+        columns=(
+            "name",
+            "claim",
+            "verdict",
+            "statistic",
+            "threshold",
+            "words",
+            "note",
+            "the authors' data",
+            "within it",
+        ),
         rows=tuple(
             (
-                *(each.name, each.claim, _ANSWERS[each.holds], each.statistic, each.threshold, each.note),
-                *(each.authors, _ANSWERS[each.authors_hold] if each.authors else ""),
+                *(each.name, each.claim, each.answer, each.statistic, each.threshold, each.words, each.note),
+                *(each.authors, _WITHIN[each.authors_within]),
             )
             for each in verdicts
         ),
     )
 
 
-_ANSWERS = {True: "yes", False: "no", None: "not checked"}
+_WITHIN = {True: "yes", False: "no", None: ""}
 
 
 def _texts(cell: Cell, *, with_error: bool) -> list[str]:

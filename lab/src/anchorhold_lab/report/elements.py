@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from matplotlib.figure import Figure as Canvas
 
@@ -95,26 +96,32 @@ class Figure:
         _check_name("figure", self.name)
 
 
+Answer = Literal["holds", "does not hold", "undecided", "not run"]
+"""What can be said of a claim: what runs decide, what they leave undecided, and what has not been run."""
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim holds, by which statistic, against which threshold; ``holds`` is None where nobody could say."""
+    """Whether a claim holds, by which statistic, against which threshold."""
 
     name: str
     claim: str
-    holds: bool | None
+    answer: Answer
     statistic: str
     threshold: str
     note: str = ""
     own: bool = False
     """Whether the claim is of those who report, and not of the work that the report is on; it is counted apart."""
+    words: str = ""
+    """The words of that work which the threshold is taken from."""
     authors: str = ""
     """What the data of those who made the claim say, where they are known apart from what was written about them."""
-    authors_hold: bool | None = None
-    """Whether it holds there."""
+    authors_within: bool | None = None
+    """Whether their number keeps the threshold; one number without an interval decides nothing."""
 
     def __post_init__(self) -> None:
-        if self.holds is None and not self.note:
-            raise ConfigurationError(f"Verdict {self.name!r} was not checked: say why in its note.")
+        if self.answer in ("undecided", "not run") and not self.note:
+            raise ConfigurationError(f"Verdict {self.name!r} is {self.answer}: say why in its note.")
 
 
 Item = Text | Table | Figure | Verdict

@@ -12,11 +12,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from anchorhold_lab.report.cells import is_long, is_numeric, is_unbroken, shown, sort_key
-from anchorhold_lab.report.elements import Figure, Item, Report, Table, Verdict
+from anchorhold_lab.report.elements import Answer, Figure, Item, Report, Table, Verdict
 from anchorhold_lab.report.pictures import Pictures
 
 
-class _Answer(NamedTuple):
+class _Shown(NamedTuple):
     """How a verdict is shown: its class in the style sheet, and the words for one claim and for many."""
 
     kind: str
@@ -24,10 +24,11 @@ class _Answer(NamedTuple):
     many: str
 
 
-_ANSWERS = {
-    True: _Answer("holds", "Holds", "hold"),
-    False: _Answer("fails", "Does not hold", "do not hold"),
-    None: _Answer("open", "Not checked", "not checked"),
+_SHOWN: dict[Answer, _Shown] = {
+    "holds": _Shown("holds", "Holds", "hold"),
+    "does not hold": _Shown("fails", "Does not hold", "do not hold"),
+    "undecided": _Shown("open", "Undecided", "undecided"),
+    "not run": _Shown("missing", "Not run", "not run"),
 }
 
 # In inches: the widest figure that can be read on a phone without scrolling, and on a page of text.
@@ -64,7 +65,7 @@ def _environment() -> Environment:
         grouped=_grouped,
         column_classes=_column_classes,
         breadth=_breadth,
-        answer=_ANSWERS.get,
+        answer=_SHOWN.get,
         anchor=_anchor,
     )
     return environment
@@ -116,10 +117,10 @@ def _anchor(title: str) -> str:
 
 
 def _tally(verdicts: Sequence[Verdict]) -> list[tuple[str, str, list[Verdict]]]:
-    """Return the claims that hold, do not hold and were not checked, leaving out what there is none of; ours last."""
+    """Return the claims by their verdicts, leaving out what there is none of; ours last."""
     found = [
-        (answer.kind, answer.many + " (of our own)" * own, [v for v in verdicts if (v.own, v.holds) == (own, holds)])
+        (shown.kind, shown.many + " (of our own)" * own, [v for v in verdicts if (v.own, v.answer) == (own, answer)])
         for own in (False, True)
-        for holds, answer in _ANSWERS.items()
+        for answer, shown in _SHOWN.items()
     ]
     return [(kind, words, claims) for kind, words, claims in found if claims]

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from anchorhold.engine.batches import Forward, check_batches
 from anchorhold.errors import BatchError, ConfigurationError, ModelError, warn
 from anchorhold.forms import Matrix
 from anchorhold.guard.batch_norm.folding import Folding
@@ -12,7 +13,6 @@ from anchorhold.guard.batch_norm.followed_layers import Following, find_followin
 from anchorhold.guard.batch_norm.frozen_statistics import is_fresh
 from anchorhold.guard.core import Core, Runtime
 from anchorhold.guard.distributed.ranks import is_fully_sharded
-from anchorhold.persample.batches import Forward, check_batches
 from anchorhold.tensors.names import named_modules
 
 

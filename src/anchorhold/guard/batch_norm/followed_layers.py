@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
+from anchorhold.engine.batches import Forward, KeptInputs, call_model
+from anchorhold.engine.conventions import BatchReader
+from anchorhold.engine.isolation import isolated
 from anchorhold.errors import ModelError
 from anchorhold.guard.batch_norm.folding import Foldable, Folding, Pair
-from anchorhold.persample.batches import BatchReader, Forward, call_model
-from anchorhold.persample.isolation.isolated import isolated
-from anchorhold.persample.isolation.kept_inputs import KeptInputs
 from anchorhold.tensors.names import named_modules
 
 FEW = 2

@@ -10,12 +10,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
+from anchorhold.engine.accumulator import SampleAccumulator
+from anchorhold.engine.batches import Forward, call_model
+from anchorhold.engine.isolation import evaluation_mode
+from anchorhold.engine.tracing.samples import same_values
 from anchorhold.errors import ConfigurationError, ModelError
 from anchorhold.guard.distributed.ranks import Ranks
-from anchorhold.persample.batches import Forward, call_model
-from anchorhold.persample.engine import SampleAccumulator
-from anchorhold.persample.isolation.isolated import evaluation_mode
-from anchorhold.persample.tracing.sample_layout import same_values
 from anchorhold.tensors.checksums import checksum
 from anchorhold.tensors.sharding import is_sharded, reshard, whole
 from anchorhold.tensors.storage import free_bytes

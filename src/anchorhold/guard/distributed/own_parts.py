@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from anchorhold.persample.phi import Phi
-from anchorhold.persample.reductions import Arrival, Reduction, at_least_single
+from anchorhold.engine.phi import Phi
+from anchorhold.engine.reductions import Arrival, Reduction, at_least_single
 from anchorhold.tensors.sharding import is_sharded, like_parameter, local
 
 

@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from anchorhold.engine.batches import Batch, Forward
+from anchorhold.engine.conventions import BatchReader, problem_type
+from anchorhold.engine.phi import SQUARE
+from anchorhold.engine.refusals import check_outputs
+from anchorhold.engine.scores import OutputReading, ReadingEvidence
 from anchorhold.guard.core import Core
 from anchorhold.guard.measurement import DRAWS_APART
 from anchorhold.guard.microbatches.gradient_sums import MeanKey, Progress
-from anchorhold.persample.batches import Batch, BatchReader, Forward
-from anchorhold.persample.engine import check_outputs
-from anchorhold.persample.phi import SQUARE
-from anchorhold.persample.scores import OutputReading, Told, problem_type
 from anchorhold.tensors.sharding import whole
 from anchorhold.tensors.storage import running_dtype
 
@@ -46,7 +47,7 @@ class BatchScore:
         """Whether earlier calls have given as many samples as were asked for."""
         self._forward = forward
         self._reader = BatchReader(first.device, core.runtime.model)
-        self._told = Told(None)
+        self._evidence = ReadingEvidence(None)
         draws = core.state.tasks + DRAWS_APART * core.runtime.ranks.rank
         self._generator = None
         if asked.seed is not None:
@@ -88,10 +89,10 @@ class BatchScore:
         """Return the sum of the samples' log-likelihoods, to be differentiated, and how many there are."""
         check_outputs(outputs, batch.size)
         own = batch.targets if batch.named else None
-        problem = problem_type(self.model, own) if self.score.reading is None else self._told.problem
-        self._told = Told(batch.targets, problem)
+        problem = problem_type(self.model, own) if self.score.reading is None else self._evidence.problem
+        self._evidence = ReadingEvidence(batch.targets, problem)
         labels, z = batch.labels_for(outputs), outputs.to(running_dtype(outputs))
-        self.score = self.score.settled(outputs, labels, self._told)
+        self.score = self.score.settled(outputs, labels, self._evidence)
         rows = self.score.rows(z.detach(), labels, SQUARE, self._generator)
         samples = rows.samples if self.score.per == "sample" else self._samples(z.detach(), labels)
         return Scored((z * rows.block(0, 1)[0]).sum(), samples, rows.samples)

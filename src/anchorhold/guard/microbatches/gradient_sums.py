@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from anchorhold.engine.scores import LogLikelihood
 from anchorhold.errors import BatchError, NotFiniteError, OrderError
 from anchorhold.guard.distributed.ranks import Ranks
 from anchorhold.guard.task_classes import Classes
 from anchorhold.measures import SampleMeasure
 from anchorhold.measures.recurrences import add_batch_gradient_, squares_of_single_samples
-from anchorhold.persample.scores import LogLikelihood
 from anchorhold.tensors.checksums import checksum
 from anchorhold.tensors.finite import is_finite
 from anchorhold.tensors.sharding import local

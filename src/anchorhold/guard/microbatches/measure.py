@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.batches import Batch, Forward, KeptInputs, call_model, check_batches
+from anchorhold.engine.isolation import evaluation_with_gradients
+from anchorhold.engine.refusals import refuse_merged, refuse_nested_backward
 from anchorhold.errors import BatchError, ModelError, OrderError
 from anchorhold.guard.batches import (
     Reader,
@@ -37,11 +40,6 @@ from anchorhold.guard.monitor import Monitor
 from anchorhold.guard.stepping.observed import gradients_by_backward
 from anchorhold.guard.task_classes import together
 from anchorhold.measures.base import Seen
-from anchorhold.persample.batches import Batch, Forward, call_model, check_batches
-from anchorhold.persample.isolation.isolated import differentiated
-from anchorhold.persample.isolation.kept_inputs import KeptInputs
-from anchorhold.persample.isolation.nested_backward import refuse_nested_backward
-from anchorhold.persample.merged_adapters import refuse_merged
 from anchorhold.tensors.sharding import is_sharded, like_parameter, local
 from anchorhold.tensors.storage import put_back, running_dtype, to_compute
 
@@ -59,7 +57,7 @@ def watch_only(core: Core, monitors: Sequence[Monitor], batches: Iterable[Any], 
     path = BatchScore(core, MEAN_LOSS, call) if taken.along_path else None
     every = scores if path is None else [*scores, path]
     reader = Reader(given, every)
-    with _path_kept(core), differentiated(core.runtime.model, core.measured.values()):
+    with _path_kept(core), evaluation_with_gradients(core.runtime.model, core.measured.values()):
         sums = _go_through(core, taken, scores, path, reader)
         check_read_alike(ranks, every)
         if not all(score.counted or score.full_before for score in every):
@@ -133,7 +131,7 @@ def _go_through(
             found = _shared_gradient(core, score, own, last) if sharded else _own_gradient(core, score, own)
             if found is not None:
                 sums[score.asked].add(*found)
-                sums[score.asked].outputs = None if score.reading is None else score.reading.said
+                sums[score.asked].outputs = None if score.reading is None else score.reading.description
             score.seen += sum(sizes)
         if path is not None:
             mean = _mean_gradient(core, path, reader.batch, last)

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from anchorhold.engine.phi import SQUARE
+from anchorhold.engine.scores import LogLikelihood
 from anchorhold.errors import ConfigurationError, OrderError
 from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.microbatches.gradient_sums import MeanKey
 from anchorhold.measures import MEASURES, Fisher, Measure, PathMeasure, SampleMeasure
-from anchorhold.persample.phi import SQUARE
-from anchorhold.persample.scores import LogLikelihood
 
 MEAN_LOSS = MeanKey(LogLikelihood("true", per="token"), None, None)
 """What measures along the path see the gradient of: the mean over all labels that count, the usual loss of training."""
@@ -74,7 +74,7 @@ def why_not(measure: Measure) -> str:
 
 
 def _why_no_mean_of(measure: SampleMeasure) -> str:
-    if not isinstance(measure, Fisher) or measure.phi is not SQUARE:
+    if not isinstance(measure, Fisher) or measure.phi != SQUARE:
         return "it is made of each sample's own gradient, which is not in the mean of several"
     if measure.labels == "exact":
         return "labels='exact' wants one backward pass a label; take labels='sampled' or 'true'"

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 
+from anchorhold.engine.isolation import evaluation_mode
 from anchorhold.errors import NotFiniteError, OrderError
 from anchorhold.guard.core import Core
 from anchorhold.guard.rollback.averaging import has_moved
-from anchorhold.persample.isolation.isolated import evaluation_mode
 from anchorhold.retention.diagnosis import is_of_another, of_another_model
 from anchorhold.retention.predictions import Sums
 from anchorhold.retention.report import Retention

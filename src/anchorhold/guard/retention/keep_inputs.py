@@ -6,10 +6,10 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from anchorhold.engine.batches import Forward
 from anchorhold.errors import BatchError, ConfigurationError, warn
 from anchorhold.guard.core import Core, GuardState, Runtime
 from anchorhold.guard.stepping.attachment import Attachment
-from anchorhold.persample.batches import Forward
 from anchorhold.retention.diagnosis import measured_from, never_binds
 from anchorhold.retention.kept_set import KeptSet, keep, taken
 from anchorhold.retention.predictions import NO_CLASSES

@@ -11,6 +11,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from anchorhold.engine.batches import Forward
 from anchorhold.errors import OptimizerError, OrderError
 from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.rank_gradients import CommHook, RankGradients
@@ -24,7 +25,6 @@ from anchorhold.guard.stepping.observed import Observed, gradients_of_halves, pr
 from anchorhold.guard.stepping.optimizers.accepted import check_optimizer, ids, innermost, trained_by
 from anchorhold.guard.stepping.optimizers.effective_rate import check_effective_rate
 from anchorhold.guard.stepping.watcher import StepWatcher
-from anchorhold.persample.batches import Forward
 
 _HELD_TWICE = (
     "The penalty is part of a loss, and the attached optimiser's steps are held back by it too: it acts twice. Attach "

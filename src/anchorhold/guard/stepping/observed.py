@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
+from anchorhold.engine.refusals import refuse_nested_backward
 from anchorhold.errors import OrderError
 from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.ranks import is_fully_sharded
-from anchorhold.persample.isolation.nested_backward import refuse_nested_backward
 from anchorhold.tensors.sharding import reshard
 from anchorhold.tensors.storage import running_dtype
 

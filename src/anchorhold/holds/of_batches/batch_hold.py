@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from anchorhold.engine.batches import Batch, call_model
+from anchorhold.engine.conventions import BatchReader
+from anchorhold.engine.isolation import reentrant_checkpoints_run
+from anchorhold.engine.refusals import refuse_nested_backward
 from anchorhold.errors import ConfigurationError, NotFiniteError, OrderError
 from anchorhold.holds.base import Held, Hold
 from anchorhold.holds.of_batches.batch_sources import Drawn, GivenBatches, Source
 from anchorhold.holds.of_batches.buffers import Buffer, Reservoir
-from anchorhold.persample.batches import Batch, BatchReader, call_model
-from anchorhold.persample.isolation.nested_backward import refuse_nested_backward
-from anchorhold.persample.isolation.process_switches import reentrant_checkpoints_opened
 from anchorhold.seeding import derive_seed
 from anchorhold.settings import checked_share, require, whole_number
 from anchorhold.tensors.sharding import is_sharded, reshard
@@ -328,7 +329,7 @@ def left_alone(held: Held, seed: int) -> Iterator[None]:
         for generator in generators:
             generator.manual_seed(derive_seed(seed, "dropout", held.tasks, held.steps))
         # Inside reentrant checkpoints there would be no gradient to be had.
-        with statistics_untouched(held.model), reentrant_checkpoints_opened():
+        with statistics_untouched(held.model), reentrant_checkpoints_run():
             yield
     finally:
         for generator, state in zip(generators, states, strict=True):

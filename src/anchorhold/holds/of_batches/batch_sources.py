@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from anchorhold.engine.batches import check_batches
 from anchorhold.errors import BatchError
-from anchorhold.persample.batches import check_batches
 from anchorhold.seeding import derive_seed, undisturbed
 
 

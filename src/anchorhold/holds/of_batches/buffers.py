@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
+from anchorhold.engine.batches import Batch, check_batches, read_batch
 from anchorhold.errors import BatchError, ConfigurationError, StateError
 from anchorhold.holds.of_batches.batch_sources import Drawn
-from anchorhold.persample.batches import Batch, check_batches, read_batch
 from anchorhold.seeding import derive_seed
 from anchorhold.settings import whole_number, yes_or_no
 from anchorhold.whole_files import content_digest, read_tensors, sealed, unsealed, write_tensors

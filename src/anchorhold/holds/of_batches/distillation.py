@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from anchorhold.engine.batches import Batch
+from anchorhold.engine.scores.outputs import counted_positions
 from anchorhold.errors import BatchError, ConfigurationError, OrderError, StateError
 from anchorhold.holds.base import Held
 from anchorhold.holds.of_batches.batch_hold import BatchHold, TaskForward, refuse_shards
 from anchorhold.holds.of_batches.batch_sources import Drawn, Source
 from anchorhold.holds.of_batches.buffers import Buffer
 from anchorhold.holds.of_batches.old_model import OldModel, evaluated
-from anchorhold.persample.batches import Batch
-from anchorhold.persample.scores.positions import counted_positions
 from anchorhold.settings import choice, number
 from anchorhold.tensors.divergence import divergence, mean_over
 

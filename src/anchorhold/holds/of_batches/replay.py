@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anchorhold.engine.scores.outputs import IGNORED
 from anchorhold.errors import BatchError, ConfigurationError
 from anchorhold.holds.base import Held
 from anchorhold.holds.of_batches.batch_hold import BatchHold, TaskForward
 from anchorhold.holds.of_batches.batch_sources import Drawn
 from anchorhold.holds.of_batches.buffers import Buffer
-from anchorhold.persample.scores.positions import IGNORED
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """``loss(outputs, targets)`` returns one number."""

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from anchorhold.adapters import Adapter, Change, Product, difference, mapped, whole
+from anchorhold.engine.reductions import Block, joined, taken_apart
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms.base import Matrix
 from anchorhold.holds.base import Held, Hold
-from anchorhold.persample.reductions import Block, joined, taken_apart
 from anchorhold.tensors.matrices import products_in
 from anchorhold.tensors.storage import running_dtype, to_compute
 

@@ -1,9 +1,10 @@
 """Claims of our own about the methods that the paper stands among; their thresholds were set before these runs."""
 
-from anchorhold_lab.analysis import Estimate, difference_between
-from studies.benzing2020.claims.claim import AtLeast, AtMost, Claim
+from collections.abc import Sequence
+
+from studies.benzing2020.claims.claim import Claim
 from studies.benzing2020.claims.differences import Statistic
-from studies.benzing2020.drawing.tables.relatives_table import accuracy_of
+from studies.benzing2020.claims.rule import AtLeast, AtMost, BySeed, Measurement, contrast
 from studies.benzing2020.findings import NotMeasuredError, Results
 from studies.benzing2020.relatives import Study
 
@@ -13,22 +14,22 @@ _WHERE = ("relatives",)
 def between(about: str, better: str, worse: str) -> Statistic:
     """Return by how many points one method is more accurate than another in the first study about something."""
 
-    def statistic(results: Results) -> Estimate:
+    def statistic(results: Results) -> Sequence[Measurement]:
         study = next((each for each in results.preset.relatives if each.about == about), None)
         if study is None:
             raise NotMeasuredError(f"no study is about {about}")
         a, b = (_found(results, study, name) for name in (better, worse))
-        return difference_between(a, b)
+        return [contrast((1.0, a), (-1.0, b))]
 
     return statistic
 
 
-def _found(results: Results, study: Study, name: str) -> Estimate:
+def _found(results: Results, study: Study, name: str) -> BySeed:
     row = next((row for row in study.rows if row.name.startswith(name)), None)
-    found = None if row is None else accuracy_of(results.finished(study.runs(row)))
-    if found is None:
+    runs = [] if row is None else results.finished(study.runs(row))
+    if not runs:
         raise NotMeasuredError(f"no run of {name} has finished ({study.title})")
-    return found
+    return {run.spec.seed: 100 * run.average_accuracy for run in runs}
 
 
 CLAIMS = (

@@ -86,16 +86,17 @@ def choice_of(row: Row) -> str | None:
         return None
     if row.chosen is None:
         return f"not yet, of {len(row.tried)}"
-    return f"{in_words(row.tried, row.chosen)}, {_where(row.tried, row.chosen)}of {len(row.tried)}"
+    where = where_among(row.tried, row.chosen)
+    return f"{in_words(row.tried, row.chosen)}, {f'the {where} ' * bool(where)}of {len(row.tried)}"
 
 
-def _where(tried: Sequence[Settings], chosen: Settings) -> str:
+def where_among(tried: Sequence[Settings], chosen: Settings) -> str:
     """Say whether the only number in which tries differ is the first or the last of them, in order of size."""
     differing = _differing(tried)
     if len(differing) > 1:
         return ""
     sizes, mine = [_flat(each)[differing[0]] for each in tried], _flat(chosen)[differing[0]]
-    return "the largest " if mine == max(sizes) else "the smallest " if mine == min(sizes) else ""
+    return "largest" if mine == max(sizes) else "smallest" if mine == min(sizes) else ""
 
 
 def in_words(tried: Sequence[Settings], chosen: Settings) -> str:

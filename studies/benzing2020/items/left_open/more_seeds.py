@@ -37,7 +37,7 @@ def draw(results: Results) -> Sequence[Item]:
         first, second = accuracy_runs(preset, "CIFAR", name), second_runs(preset, name)
         found = [_cell(_accuracies(results, specs)) for specs in (first, second, [*first, *second])]
         rows.append((label(name), *found, ACCURACIES["CIFAR", name].cell() if preset.follows_the_paper else None))
-    halves = [by_seed(results, half) for half in (False, True)]
+    halves = [list(by_seed(results, half).values()) for half in (False, True)]
     paper = Measured(paper_mean().mean, paper_mean().error, decimals=2) if preset.follows_the_paper else None
     rows.append(("their mean", *(_cell(values) for values in (*halves, [*halves[0], *halves[1]])), paper))
     return [Table("more-seeds", _CAPTION.format(title=preset.stages["CIFAR"].title), _COLUMNS, tuple(rows))]

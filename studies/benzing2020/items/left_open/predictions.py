@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
+from anchorhold_lab.analysis import estimate
 from anchorhold_lab.experiments import Result, Spec
 from anchorhold_lab.report import Cell, Item, Measured, Table
 from studies.benzing2020.algorithms import ALGORITHMS, PREDICTIONS
@@ -72,7 +73,7 @@ def _cell(results: Results, benchmark: Benchmark, algorithm: str, of: Callable[[
     if not accuracy_runs(results.preset, benchmark, algorithm):
         return None
     try:
-        found = over_runs(results, benchmark, algorithm, of)
+        found = estimate(over_runs(results, benchmark, algorithm, of).values())
     except NotMeasuredError:
         return None
     return Measured(found.mean, None if math.isnan(found.error) else found.error, decimals=2)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import anchorhold
+from anchorhold.engine.reductions import Basis
 from anchorhold.forms import Kronecker, Rotated, RotatedMatrix
-from anchorhold.persample.reductions import Basis
 from anchorhold.tensors.matrices import tf32_allowed
 from anchorhold_lab.networks import MultiHead
 from anchorhold_lab.training.fast import FastRuns

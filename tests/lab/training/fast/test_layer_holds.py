@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import anchorhold
+from anchorhold.engine.reductions import Basis
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import DiagonalMatrix, Kronecker, KroneckerMatrix, Rotated, Rotated16, RotatedMatrix
-from anchorhold.persample.reductions import Basis
 from anchorhold_lab.networks import MultiHead
 from anchorhold_lab.training.fast import FastRuns
 from anchorhold_lab.training.fast.flat_layout import FlatLayout

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from anchorhold.persample.isolation.isolated import isolated
+from anchorhold.engine.isolation import isolated
 from anchorhold.tensors.matrices import tf32_allowed
 from anchorhold_lab.analysis.whole_loss import loss_and_gradient
 from anchorhold_lab.scenarios import Samples

@@ -87,7 +87,7 @@ def choose_when(name: str, measure: "Measure") -> str:
 
 def cost_of(measure: "Measure") -> str:
     """Return what a measure takes beyond training, in a few words."""
-    from anchorhold.persample.scores import LogLikelihood  # noqa: PLC0415
+    from anchorhold.engine.scores import LogLikelihood  # noqa: PLC0415
 
     if measure.needs.data:
         score = cast("anchorhold.SampleMeasure", measure).score

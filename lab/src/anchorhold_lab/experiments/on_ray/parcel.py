@@ -36,7 +36,7 @@ class Parcel:
         # A result comes last, since its presence says that all is there.
         for name in sorted(self.written, key=lambda name: Path(name).name == _RESULT):
             path = store.folder / name
-            if path.name == _RESULT and path.exists():
+            if path.name == _RESULT and store.files.has(path.parent.name, _RESULT):
                 raise StoreError(f"{path} exists already; a result is never overwritten. Was its lock file removed?")
             with writing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,12 @@ def pack(store: Store, members: Sequence[Spec]) -> Parcel:
         folders.append(store.checkpoint_folder([spec.id for spec in members]))
     sources = {store.source_path(spec.source) for spec in members if spec.source is not None}
     files = _files(store, folders) | {_name(store, path): path for path in sources}
-    return Parcel({name: np.fromfile(path, np.uint8) for name, path in files.items()})
+    packed = {
+        f"runs/{spec.id}/{name}": np.frombuffer(content, np.uint8)
+        for spec in members
+        for name, content in store.files.packed_files(spec.id).items()
+    }
+    return Parcel(packed | {name: np.fromfile(path, np.uint8) for name, path in files.items()})
 
 
 class Changes:

@@ -1,8 +1,8 @@
 """A lock that a run's process holds, and that the system frees when the process ends, however it ends.
 
-Who makes a run has its lock (:class:`~anchorhold_lab.experiments.store.store.RunClaim`), and a worker of Ray has that
-of the folder it works in. The locking itself is filelock's, which torch needs too: ``flock`` on Unix, ``LockFile`` on
-Windows.
+Who makes a run has its lock (:class:`~anchorhold_lab.experiments.store.store.RunClaim`), who packs or unpacks a store
+has that of the store, and a worker of Ray has that of the folder it works in. The locking itself is filelock's, which
+torch needs too: ``flock`` on Unix, ``LockFile`` on Windows.
 """
 
 import errno
@@ -14,6 +14,8 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 class Lock:
     """An exclusive lock on a file, which stays where it is: removing it would let two processes lock two files.
+
+    Only who holds it may remove it, before they release it: filelock takes no lock of a file without a name.
 
     It keeps out other processes, and other locks on the same file in this one. Another thread than the one that took it
     may release it.

@@ -6,9 +6,12 @@ over all of it, so that a single changed byte is noticed.
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 from anchorhold.errors import StateError
@@ -42,7 +45,22 @@ class Flattened:
 
 def read_nested(path: str | os.PathLike[str]) -> Any:
     """Return the state in a file, exactly as it was written; refuse a file in which anything has changed."""
-    tensors, metadata = read_tensors(path)
+    return _nested(*read_tensors(path), path)
+
+
+def nested_in(content: bytes, path: str | os.PathLike[str]) -> Any:
+    """Return the state in what a file holds, of which a path says where it is from."""
+    try:
+        size = int.from_bytes(content[:8], "little")
+        return _nested(load(content), json.loads(content[8 : 8 + size]).get("__metadata__", {}), path)
+    except (SafetensorError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, StateError):
+            raise
+        raise StateError(f"{str(path)!r} is not a whole safetensors file ({error}).") from error
+
+
+def _nested(tensors: dict[str, Tensor], metadata: Mapping[str, str], path: str | os.PathLike[str]) -> Any:
+    """Return the state in a file's tensors and metadata."""
     if _STRUCTURE not in metadata or _CHECKSUM not in metadata:
         raise StateError(f"{str(path)!r} is a safetensors file, but not one that holds a nested state.")
     structure = metadata[_STRUCTURE]

@@ -2,6 +2,8 @@
 
 ::
 
+    results.jsonl.zst            runs that were packed, which are read as if each lay in runs/
+    observations.zip             what their probes have seen
     runs/<id>/spec.json          what the run is, which its result says too
               result.json        what came out, once it has finished
               observations.safetensors  what its probes have seen, where it has any
@@ -13,14 +15,12 @@
 """
 
 import contextlib
-import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from anchorhold.errors import ConfigurationError, DamagedError, StateError, StoreError
+from anchorhold.errors import ConfigurationError, DamagedError, StoreError
 from anchorhold.whole_files import remove_unfinished, write_whole
 from anchorhold_lab.analysis.probes.registry import PROBES
 from anchorhold_lab.experiments.specs.canonical import digest_of
@@ -29,16 +29,10 @@ from anchorhold_lab.experiments.specs.spec import Spec
 from anchorhold_lab.experiments.store.checkpoints import has_checkpoint, remove_checkpoints
 from anchorhold_lab.experiments.store.groups import MEMBERS, groups_in
 from anchorhold_lab.experiments.store.locks import Lock
-from anchorhold_lab.experiments.store.nested_files import Flattened, read_nested
-from anchorhold_lab.experiments.store.reading import (
-    check_belonging,
-    is_there,
-    parsed,
-    read_json,
-    sealed,
-    unreadable,
-    unsealed,
-)
+from anchorhold_lab.experiments.store.nested_files import Flattened
+from anchorhold_lab.experiments.store.packed import OBSERVED, write_json
+from anchorhold_lab.experiments.store.reading import check_belonging, is_there, parsed, sealed, unreadable, unsealed
+from anchorhold_lab.experiments.store.run_files import RunFiles
 from anchorhold_lab.experiments.store.run_results import Entry, Failure, Result, Status
 from anchorhold_lab.user_paths import user_path
 
@@ -46,9 +40,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
-_OBSERVATIONS = "observations.safetensors"
 _ID_LENGTH = 16
-_FAILURE = re.compile(r"failure-([1-9][0-9]{0,8})\.json")
 
 
 class Store:
@@ -61,6 +53,7 @@ class Store:
         self.folder = user_path(folder)
         if is_there(self.folder) and not self.folder.is_dir():
             raise StoreError(f"{self.folder} is a file; expected a folder, or the name of one that is yet to be made.")
+        self.files = RunFiles(self.folder)
 
     def entries(self) -> list[Entry]:
         """Return all that is known of every run: the oldest result first, unfinished ones after, damaged ones last."""
@@ -81,7 +74,7 @@ class Store:
         status = self.status(found)
         spec = None if status == "unknown" else tried(lambda: self.spec(found))
         result, failures = tried(lambda: self.get(found)), tried(lambda: self.failures(found))
-        complaints += [_stray(path) for path in _failure_files(self.run_folder(found))[1]]
+        complaints += [_stray(path) for path in tried(lambda: self.files.failures(found)[1]) or ()]
         if result is not None:
             tried(lambda: self._check_observed(result))
         damage = "\n".join(dict.fromkeys(complaints))  # of a folder that cannot be read, every file says the same
@@ -97,27 +90,22 @@ class Store:
 
     def get(self, run: Spec | str) -> Result | None:
         """Return the result of a run, if it has finished."""
-        path = self.run_folder(self.find(run)) / "result.json"
-        content = read_json(path)
+        found = self.find(run)
+        content = self.files.read(found, "result.json")
         if content is None:
             return None
+        path = self.files.where(found, "result.json")
         result = parsed(Result.from_dict, unsealed(content, path), path)
         check_belonging(result.spec, path)
         return result
 
     def observations(self, run: Spec | str) -> dict[str, dict[str, Any]]:
         """Return what the probes of a finished run have seen, by probe; nothing for a run that had none."""
-        path = self.run_folder(self.find(run)) / _OBSERVATIONS
-        if not is_there(path):
+        found, path = self.files.observations(self.find(run))
+        if found is None:
             if (result := self.get(run)) is not None:
                 self._check_observed(result)
             return {}
-        try:
-            found = read_nested(path)
-        except StateError as error:
-            raise DamagedError(f"{error} Remove the folder {path.parent} to make the run again.") from error
-        except OSError as error:
-            raise unreadable(path, error) from error
         if not isinstance(found, dict) or not set(found) <= set(PROBES):
             raise DamagedError(
                 f"{path} is not what probes have seen: another file was put in its place. Restore it, or remove the "
@@ -127,22 +115,19 @@ class Store:
 
     def has_observations(self, run: Spec | str) -> bool:
         """Whether there is a file of what the probes of a run have seen."""
-        return is_there(self.run_folder(self.find(run)) / _OBSERVATIONS)
+        return self.files.has_observations(self.find(run))
 
     def failures(self, run: Spec | str) -> list[Failure]:
         """Return why a run could not go on, each time that it could not."""
-        numbered, _ = _failure_files(self.run_folder(self.find(run)))
-        return [parsed(Failure.from_dict, unsealed(read_json(path) or {}, path), path) for path in numbered]
+        return [self._failure(self.find(run), name) for name in self.files.failures(self.find(run))[0]]
+
+    def _failure(self, run: str, name: str) -> Failure:
+        path = self.files.where(run, name)
+        return parsed(Failure.from_dict, unsealed(self.files.read(run, name) or {}, path), path)
 
     def ids(self) -> list[str]:
         """Return the ids of all runs that were ever begun."""
-        runs = self.folder / "runs"
-        try:
-            folders = [path for path in runs.iterdir() if path.is_dir()] if is_there(runs) else []
-        except OSError as error:
-            raise unreadable(runs, error) from error
-        # One of which it cannot be told how it stands is not left out: there may be a result in it.
-        return sorted(path.name for path in folders if _is_run(path))
+        return self.files.ids()
 
     def find(self, run: Spec | str) -> str:
         """Return a run's id; what is the beginning of no id here is returned as it is."""
@@ -157,14 +142,14 @@ class Store:
 
     def spec(self, run: str) -> Spec:
         """Return what a run is: by its own file, or where that is missing or damaged, by its result."""
-        path = self.run_folder(self.find(run)) / "spec.json"
+        found = self.find(run)
         try:
-            return _spec_in(path)
+            return spec_of(found, self.files)
         except DamagedError:
             with contextlib.suppress(DamagedError):
                 if (result := self.get(run)) is not None:
                     return result.spec
-            if not is_there(path.parent):
+            if not self.files.known(found):
                 raise StoreError(
                     f"There is no run {run!r} in {self.folder}. Its runs are listed by Store.ids()."
                 ) from None
@@ -175,13 +160,14 @@ class Store:
 
         It is damaged where its folder cannot be read. Whether the files in it are whole is for :meth:`entry` to say.
         """
-        folder = self.run_folder(self.find(run))
+        found = self.find(run)
+        self.files.packed()  # if that is damaged, any run may be in it: no status then, not even "unknown"
         try:
-            if is_there(folder / "result.json"):
+            if self.files.has(found, "result.json"):
                 return "finished"
-            if is_there(folder / "failure-1.json"):
+            if self.files.has(found, "failure-1.json"):
                 return "failed"
-            return "started" if is_there(folder / "spec.json") else "unknown"
+            return "started" if self.files.has(found, "spec.json") else "unknown"
         except DamagedError:
             return "damaged"
 
@@ -206,7 +192,7 @@ class Store:
             if not lock.take():
                 return None
         try:
-            return RunClaim(spec, folder, lock)
+            return RunClaim(spec, self.files, lock)
         except BaseException:
             lock.release()
             raise
@@ -214,7 +200,7 @@ class Store:
     def tidy(self, spec: Spec) -> None:
         """Remove the checkpoints of a finished run whose process was killed before it could, and mend its spec."""
         folder = self.run_folder(spec.id)
-        if not _holds(folder / "spec.json", spec):
+        if not _holds(spec, self.files):
             with contextlib.suppress(StoreError):  # its result says the same
                 if (claim := self.claim(spec)) is not None:
                     claim.release()
@@ -262,7 +248,7 @@ class Store:
 
     def run_folder(self, id: str) -> Path:
         """Return the folder of a run."""
-        return self.folder / "runs" / id
+        return self.files.run_folder(id)
 
     def checkpoint_folder(self, ids: Sequence[str]) -> Path:
         """Return the folder for the checkpoints of some runs that train together; the caller has claimed them."""
@@ -272,7 +258,7 @@ class Store:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             remove_unfinished(folder)
-            write_whole(folder / MEMBERS, _json(list(ids)))
+            write_whole(folder / MEMBERS, write_json(list(ids)))
         return folder
 
     def begun_groups(self) -> list[tuple[str, ...]]:
@@ -285,8 +271,8 @@ class Store:
 
     def _check_observed(self, result: Result) -> None:
         """Refuse a run that had probes where nothing is left of what they have seen."""
-        path = self.run_folder(result.spec.id) / _OBSERVATIONS
-        if result.spec.probes and not is_there(path):
+        path = self.run_folder(result.spec.id) / OBSERVED
+        if result.spec.probes and not self.files.has_observations(result.spec.id):
             raise DamagedError(
                 f"{path} is missing: it was removed from outside. The run's result is whole. Restore the file, or "
                 f"remove the folder {path.parent} to make the run again."
@@ -301,32 +287,34 @@ def as_store(store: Store | str | os.PathLike[str]) -> Store:
 class RunClaim:
     """The right to make a run, for as long as it is held."""
 
-    def __init__(self, spec: Spec, folder: Path, lock: Lock) -> None:
+    def __init__(self, spec: Spec, files: RunFiles, lock: Lock) -> None:
         self.spec = spec
-        self._folder = folder
+        self._files = files
+        self._folder = files.run_folder(spec.id)
         self._lock = lock
-        with writing(folder):
-            remove_unfinished(folder)
-            if not _holds(folder / "spec.json", spec):
-                write_whole(folder / "spec.json", _json(spec.to_dict()))
+        with writing(self._folder):
+            remove_unfinished(self._folder)
+            if not _holds(spec, files):
+                write_whole(self._folder / "spec.json", write_json(spec.to_dict()))
 
     def finish(self, result: Result, observations: Mapping[str, Any] | None = None) -> None:
         """Add the run's result, of which there is only ever one, and what its probes have seen."""
         path = self._folder / "result.json"
-        if path.exists():
+        if self._files.has(self.spec.id, path.name):
             raise StoreError(f"{path} exists already; a result is never overwritten. Was its lock file removed?")
         with writing(path):
             if observations:  # before the result, whose presence says that all is there
-                Flattened.of(dict(observations)).write(self._folder / _OBSERVATIONS)
-            write_whole(path, _json(sealed(result.to_dict())))
+                Flattened.of(dict(observations)).write(self._folder / OBSERVED)
+            write_whole(path, write_json(sealed(result.to_dict())))
 
     def fail(self, failure: Failure) -> None:
         """Add why the run could not go on."""
         number = 1
-        while (path := self._folder / f"failure-{number}.json").exists():
+        while self._files.has(self.spec.id, f"failure-{number}.json"):
             number += 1
+        path = self._folder / f"failure-{number}.json"
         with writing(path):
-            write_whole(path, _json(sealed(failure.to_dict())))
+            write_whole(path, write_json(sealed(failure.to_dict())))
 
     def release(self) -> None:
         """Let others have it."""
@@ -347,13 +335,9 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1) + "\n").encode()
-
-
-def _spec_in(path: Path) -> Spec:
-    """Return what a file says that the run in its folder is."""
-    content = read_json(path)
+def spec_of(run: str, files: RunFiles) -> Spec:
+    """Return what a run is by the file that says so."""
+    content, path = files.read(run, "spec.json"), files.where(run, "spec.json")
     if content is None:
         raise DamagedError(f"{path} is missing: it was removed from outside. Restore it, or remove the folder.")
     spec = parsed(Spec.from_dict, content, path)
@@ -361,32 +345,13 @@ def _spec_in(path: Path) -> Spec:
     return spec
 
 
-def _holds(path: Path, spec: Spec) -> bool:
+def _holds(spec: Spec, files: RunFiles) -> bool:
     """Whether a file says what a run is."""
     try:
-        return _spec_in(path) == spec
+        return spec_of(spec.id, files) == spec
     except DamagedError:
         return False
 
 
-def _failure_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the failures in a run's folder, the first one first, and files that are named like one and are none."""
-    try:
-        paths = sorted(folder.glob("failure-*.json"))
-    except OSError as error:
-        raise unreadable(folder, error) from error
-    found = {path: _FAILURE.fullmatch(path.name) for path in paths}
-    numbers = {path: int(match[1]) for path, match in found.items() if match is not None}
-    return sorted(numbers, key=numbers.__getitem__), [path for path in found if path not in numbers]
-
-
 def _stray(path: Path) -> str:
     return f"{path} is none of the run's files: it was copied there from outside. Remove it."
-
-
-def _is_run(folder: Path) -> bool:
-    """Whether a folder is a run's, as far as can be told."""
-    try:
-        return is_there(folder / "spec.json") or is_there(folder / "result.json")
-    except DamagedError:
-        return True

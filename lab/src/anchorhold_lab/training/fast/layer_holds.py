@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anchorhold.engine.reductions import joined, taken_apart
 from anchorhold.forms import Block, Form, Kronecker, KroneckerMatrix, Matrix, Rotated, RotatedMatrix
 from anchorhold.forms.base import pull_share
-from anchorhold.persample.reductions import joined, taken_apart
 from anchorhold.tensors.matrices import Precision, products_in
 from anchorhold_lab.training.fast.flat_layout import FlatLayout
 from anchorhold_lab.training.fast.recording import compiled

@@ -134,7 +134,7 @@ def give_each_its_own_gradient(parameters: Mapping[str, nn.Parameter]) -> None:
     if not parameters:
         return
     given = [(p, p.grad) for p in parameters.values() if p.grad is not None and not p.grad.is_sparse]
-    # Asked at every step, so that a plain tensor is not asked whether it is sharded.
+    # MeanKey at every step, so that a plain tensor is not asked whether it is sharded.
     parts = [(p, grad, grad if type(grad) is Tensor else local(grad)) for p, grad in given]
     places = [own.data_ptr() for _, _, own in parts if own.numel()]
     if len(set(places)) == len(places) and not [own for _, _, own in parts if not own.is_contiguous()]:

@@ -22,7 +22,7 @@ from anchorhold_lab.user_paths import advice, culprit, user_path
 if TYPE_CHECKING:
     from anchorhold_lab.experiments import Entry, Result, Store
 
-app = typer.Typer(help="List, show and compare the runs in a store.", no_args_is_help=True)
+app = typer.Typer(help="List, show, compare, draw and pack the runs in a store.", no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="For machines: one JSON object a line.")]
 

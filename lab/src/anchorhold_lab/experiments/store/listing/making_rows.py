@@ -84,8 +84,8 @@ def _usual(scenario: str, measure: str, batch_size: int) -> dict[str, Any]:
 def _is_known_everywhere(spec: Spec) -> bool:
     """Whether a spec means the same in every process.
 
-    It does where all that it names is anchorhold's own, or in a file that was not loaded here. What a program registers
-    by itself is unknown to others, which cannot read the run.
+    It does where all that it names is of the library or the lab, or in a file that was not loaded here. What a program
+    registers by itself is unknown to others, which cannot read the run.
     """
     if spec.source is not None:
         return not is_loaded(spec.source)
@@ -93,4 +93,5 @@ def _is_known_everywhere(spec: Spec) -> bool:
     kind = SCENARIOS[spec.scenario]
     network = NETWORKS[spec.network or kind.network]
     named = [*measures, kind.make, network.make, FORMS[spec.form], *(HOLDS[name] for name in spec.holds)]
-    return all(getattr(thing, "func", thing).__module__.startswith("anchorhold.") for thing in named)
+    modules = [getattr(thing, "func", thing).__module__ for thing in named]
+    return all(module.partition(".")[0] in ("anchorhold", "anchorhold_lab") for module in modules)

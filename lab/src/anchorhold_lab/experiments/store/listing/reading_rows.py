@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anchorhold.errors import StoreError
 from anchorhold.registry import is_loaded
 from anchorhold_lab.experiments.store.listing.index import Index
 from anchorhold_lab.experiments.store.listing.rows import Row
-from anchorhold_lab.experiments.store.listing.stamps import Stamp, stamps
+from anchorhold_lab.experiments.store.listing.stamps import Stamp, pack_stamp, stamps
 from anchorhold_lab.experiments.store.locks import Lock
 
 if TYPE_CHECKING:
@@ -27,7 +28,13 @@ def rows_in(folder: Path) -> list[Row]:
     index = Index(folder)
     runs = folder / "runs"
     try:
-        seen = stamps(runs)
+        pack = pack_stamp(folder)
+        packed = [] if pack is None else index.packed(pack)
+        if packed is None:
+            packed = _packed_ids(folder)
+        seen = stamps(runs, packed, pack)
+    except StoreError:
+        raise
     except OSError as error:
         from anchorhold_lab.experiments.store.reading import unreadable  # noqa: PLC0415 (it takes torch)
 
@@ -50,7 +57,7 @@ def rows_in(folder: Path) -> list[Row]:
             lasting.append((stamp, row))
             new += 1
     if len(found) >= MANY and new > FEW:
-        index.replace(lasting)
+        index.replace(lasting, pack, packed)
     return sorted(found, key=lambda row: row.order)
 
 
@@ -71,6 +78,13 @@ def status_told_apart(status: str, run_folder: Path) -> str:
     if status != "started":
         return status
     return {True: "running", False: "stopped", None: status}[Lock(run_folder / "lock").is_held()]
+
+
+def _packed_ids(folder: Path) -> list[str]:
+    from anchorhold_lab.experiments.store.run_files import RunFiles  # noqa: PLC0415 (it takes torch)
+
+    packed = RunFiles(folder).packed()
+    return [] if packed is None else packed.ids
 
 
 def _maker(folder: Path) -> "RowMaker":

@@ -1,12 +1,13 @@
 """Which files runs have and when each was last changed, from the folders alone: no file is opened."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 _READ = ("spec.json", "result.json")
 _ONLY_THERE = "observations.safetensors"
+_PACKED = ("observations.zip", "results.jsonl.zst")
 
 
 class Stamp(NamedTuple):
@@ -20,44 +21,69 @@ class Stamp(NamedTuple):
     """The last of those times, in nanoseconds."""
 
 
-def stamps(runs: Path) -> dict[str, Stamp | None]:
+def stamps(runs: Path, packed: Iterable[str] = (), pack: Stamp | None = None) -> dict[str, Stamp | None]:
     """Return the stamps of all runs by id, sorted; ``None`` for one that cannot be told, which has to be read to know.
 
-    Raises:
-        OSError: the folder of all runs is there and cannot be read.
+    Raise OSError if the folder of all runs is there and cannot be read.
+
+    Args:
+        runs: the folder of all runs.
+        packed: the ids of those that are packed.
+        pack: the stamp of the packed files, of which those have a part.
     """
     try:
         with os.scandir(runs) as folders:
-            names = sorted(folder.name for folder in folders if folder.is_dir())
+            loose = {folder.name for folder in folders if folder.is_dir()}
     except FileNotFoundError:
-        return {}
-    return dict(_run_stamps(runs, names))
-
-
-def _run_stamps(runs: Path, names: list[str]) -> Iterator[tuple[str, Stamp | None]]:
-    for name in names:
+        loose = set()
+    found: dict[str, Stamp | None] = dict.fromkeys(packed, pack)
+    for name in loose:
         try:
-            found = stamp_of(f"{runs}{os.sep}{name}")
+            stamp = stamp_of(f"{runs}{os.sep}{name}")
         except OSError:
-            yield name, None
-        else:
-            if found is not None:
-                yield name, found
+            found[name] = None
+            continue
+        if name in found and pack is not None:
+            found[name] = Stamp(f"{pack.text}|{stamp.text}", max(pack.newest, stamp.newest))
+        elif any(name in stamp.text for name in _READ):
+            found[name] = stamp
+    return dict(sorted(found.items()))
 
 
-def stamp_of(folder: str) -> Stamp | None:
-    """Return the stamp of a run's folder; ``None`` for a folder that is no run's."""
-    parts: list[str] = []
-    newest, is_run = 0, False
+def pack_stamp(folder: Path) -> Stamp | None:
+    """Return the stamp of a store's packed files; ``None`` if no run is packed.
+
+    Raise OSError if a packed file is there and cannot be looked at.
+    """
+    found = [_stamp_of_file(name, stat) for name in _PACKED if (stat := _stat(folder / name)) is not None]
+    there = any(stamp.text.startswith(_PACKED[1]) for stamp in found)
+    return _joined(found) if there else None
+
+
+def stamp_of(folder: str) -> Stamp:
+    """Return the stamp of a run's folder."""
+    found: list[Stamp] = []
     with os.scandir(folder) as files:
         for file in files:
             name = file.name
-            read = name in _READ
-            if read or (name.startswith("failure-") and name.endswith(".json")):
-                stat = file.stat()
-                parts.append(f"{name} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}")
-                newest = max(newest, stat.st_mtime_ns, stat.st_ctime_ns)
-                is_run |= read
+            if name in _READ or (name.startswith("failure-") and name.endswith(".json")):
+                found.append(_stamp_of_file(name, file.stat()))
             elif name == _ONLY_THERE:
-                parts.append(name)
-    return Stamp("|".join(sorted(parts)), newest) if is_run else None
+                found.append(Stamp(name, 0))
+    return _joined(found)
+
+
+def _stamp_of_file(name: str, stat: os.stat_result) -> Stamp:
+    text = f"{name} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}"
+    return Stamp(text, max(stat.st_mtime_ns, stat.st_ctime_ns))
+
+
+def _joined(stamps: list[Stamp]) -> Stamp:
+    return Stamp("|".join(sorted(stamp.text for stamp in stamps)), max((stamp.newest for stamp in stamps), default=0))
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None

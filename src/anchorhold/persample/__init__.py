@@ -1,1 +1,0 @@
-"""What a weight is worth: the measures and the per-sample engine. Knows torch only."""

@@ -1,1 +1,0 @@
-"""Measuring without leaving a trace."""

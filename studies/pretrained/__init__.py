@@ -1,0 +1,1 @@
+"""What is lost when a pretrained language model learns something new, and what keeps it."""
