@@ -171,12 +171,12 @@ def test_configs_of_other_kinds_are_left_alone():
     class Fixed:
         use_cache: bool = True
 
-    class Asked(nn.Linear):
+    class MeanKey(nn.Linear):
         @property
         def config(self):
             raise RuntimeError
 
-    model = nn.Sequential(nn.Linear(3, 3), Asked(3, 2))
+    model = nn.Sequential(nn.Linear(3, 3), MeanKey(3, 2))
     model.config = Fixed()
     sample_importance(model, [torch.randn(4, 3)], LogLikelihood(), SQUARE)
 

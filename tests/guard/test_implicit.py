@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import anchorhold
 from anchorhold.errors import NotFiniteError
-from anchorhold.guard.stepping import pulls, watcher
+from anchorhold.guard.stepping import finite_checks, pulls
 from anchorhold.holds import base as hold_base
 from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 from tests.guard.sam import SAM
@@ -184,7 +184,7 @@ def test_a_hold_that_leans(kind):
 def test_in_other_forms_a_hold_that_leans_is_refused(form):
     """Rounding would make it lean along directions that nothing holds, by as much more as the strength is larger."""
     for leaning in ({"anchor": "mean"}, {"anchor": "mean", "gradient_term": True}):
-        with pytest.raises(anchorhold.ConfigurationError, match="by which the hold leans"):
+        with pytest.raises(anchorhold.ConfigurationError, match="which gives the hold a linear term"):
             anchorhold.Guard(net(), "EWC", form=form, implicit=True, **leaning)
 
 
@@ -298,7 +298,7 @@ def test_a_weight_that_is_no_number_does_not_spread_over_its_layer(form, where, 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     if where == "accelerator":  # where no pull is looked at
-        for module in (pulls, watcher, hold_base):
+        for module in (finite_checks, pulls, hold_base):
             monkeypatch.setattr(module, "is_looked_at", lambda tensor: False)
     with torch.no_grad():
         model.words.weight[5, 2] = torch.nan

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import anchorhold
 from anchorhold.engine.scores import OutputReading
 from anchorhold.errors import BatchError
-from anchorhold.guard.measurement import check_read_alike
+from anchorhold.guard.batches import check_read_alike
 from tests.guard.helpers import batch, net
 
 

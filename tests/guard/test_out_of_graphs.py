@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from anchorhold.guard.stepping.out_of_graphs import out_of_graphs
+from anchorhold.guard.stepping.training_calls import out_of_graphs
 
 
 @pytest.fixture(params=["private", "public"])

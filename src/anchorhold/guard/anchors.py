@@ -33,34 +33,34 @@ from anchorhold.errors import ConfigurationError, NotFiniteError, OrderError
 from anchorhold.forms import Matrix
 from anchorhold.guard.batch_norm.folding import Folding
 from anchorhold.guard.core import Core, GuardState
-from anchorhold.guard.measurement import Finding
+from anchorhold.guard.measurement import TaskResult
 from anchorhold.guard.refreshing import refresh
 from anchorhold.holds.of_weights.quadratic import applied
 from anchorhold.tensors.finite import is_finite
 from anchorhold.tensors.sharding import local, wrap_local
-from anchorhold.tensors.storage import at_hand, running_dtype
+from anchorhold.tensors.storage import running_dtype, to_compute
 
 
 @torch.no_grad()
-def new_anchor(core: Core, finding: Finding | None, folding: Folding) -> dict[str, Tensor]:
+def new_anchor(core: Core, result: TaskResult | None, folding: Folding) -> dict[str, Tensor]:
     """Return what the parameters are held to once a task is taken in, changing nothing yet.
 
     Args:
         core: what the guard knows, the task not taken in.
-        finding: what the measure that holds the model found for it; where that is nothing, the anchor is where
+        result: what the measure that holds the model found for it; where that is nothing, the anchor is where
             weights are.
         folding: the layers that are held as batch norms scale them, those of this task included.
     """
-    mean = core.options.anchor_kind == "mean" and not core.leans
+    mean = core.options.anchor_kind == "mean" and not core.has_linear_term
     theta = core.runtime.parameters | folding.coordinates(core.runtime.parameters)
     found = {}
     for name, parameter in core.runtime.parameters.items():
         solution = theta[name].detach()
-        if mean and finding is not None and name in core.state.anchor:
-            solution = _mean(core.state, finding, name, solution)
+        if mean and result is not None and name in core.state.anchor:
+            solution = _mean(core.state, result, name, solution)
         else:
             solution = solution.clone()
-        found[name] = core.options.storage.resting(solution, parameter)
+        found[name] = core.options.storage.to_storage(solution, parameter)
     return found
 
 
@@ -69,7 +69,7 @@ def new_merged_anchor(core: Core) -> dict[str, Change]:
     """Return what adapters add to weights once a task is taken in, where those are held; changing nothing yet."""
     found: dict[str, Change] = {}
     for name, change in core.merged.changes().items():
-        rest = partial(core.options.storage.resting, parameter=core.measured[name])
+        rest = partial(core.options.storage.to_storage, parameter=core.measured[name])
         found[name] = mapped(mapped(change, Tensor.clone), rest)
     return found
 
@@ -90,18 +90,18 @@ def rebase(core: Core) -> None:
     core.state.anchor.update({name: anchor[name] for name in core.merged.names})
 
 
-def _mean(state: GuardState, finding: Finding, name: str, solution: Tensor) -> Tensor:
+def _mean(state: GuardState, result: TaskResult, name: str, solution: Tensor) -> Tensor:
     """Return (Ωθ* + ωθ)/(Ω + ω) of a parameter, θ where that is 0/0."""
     driving, dtype = state.driving, running_dtype(solution)
     if name not in driving.total:
         return solution.clone()
     old, new = driving.shares(name, state.decay)
     theta_star, before, now = (
-        local(at_hand(tensor, solution)).to(dtype)
+        local(to_compute(tensor, solution)).to(dtype)
         for tensor in (
             state.anchor[name],
             driving.measured[name].diagonal()[name],
-            finding.matrices[name].diagonal()[name],
+            result.matrices[name].diagonal()[name],
         )
     )
     theta = local(solution).to(dtype)
@@ -111,33 +111,33 @@ def _mean(state: GuardState, finding: Finding, name: str, solution: Tensor) -> T
 
 
 @torch.no_grad()
-def new_tilt(core: Core, finding: Finding, anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return how the sum of all tasks leans at a new anchor, changing nothing yet; nothing where it cannot lean.
+def new_linear_term(core: Core, result: TaskResult, anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the linear term of the sum of all tasks at a new anchor; nothing where there is none.
 
     Args:
         core: what the guard knows, the task not taken in.
-        finding: what the measure that holds the model found for it.
+        result: what the measure that holds the model found for it.
         anchor: the new one.
     """
     driving = core.state.driving
-    if not core.leans:
+    if not core.has_linear_term:
         return {}
     found: dict[str, Tensor] = {}
     # All of them first: where Q is in parts all processes take part, and none may have stopped by then.
-    every = {key: _moved(core, q, anchor) for key, q in driving.measured.items() if key in finding.matrices}
-    for key, matrix in finding.matrices.items():
+    every = {key: _moved(core, q, anchor) for key, q in driving.measured.items() if key in result.matrices}
+    for key, matrix in result.matrices.items():
         old, new = driving.shares(key, core.state.decay)
         moved = every.get(key, {})
         for name in matrix.block.parameters:
             parameter = core.runtime.parameters[name]
-            tilt = torch.zeros_like(parameter, dtype=running_dtype(parameter), requires_grad=False)
-            if name in core.state.tilt:
-                tilt = tilt + old * at_hand(core.state.tilt[name], parameter)
+            linear_term = torch.zeros_like(parameter, dtype=running_dtype(parameter), requires_grad=False)
+            if name in core.state.linear_term:
+                linear_term = linear_term + old * to_compute(core.state.linear_term[name], parameter)
             if name in moved:
-                tilt = tilt - old * moved[name]
+                linear_term = linear_term - old * moved[name]
             if core.options.gradient_term:
-                tilt = tilt - new * finding.gradient[name]
-            found[name] = core.resting(tilt, parameter)
+                linear_term = linear_term - new * result.gradient[name]
+            found[name] = core.to_storage(linear_term, parameter)
             if not is_finite(found[name]):
                 raise NotFiniteError(
                     f"The sum of all tasks' penalties has a gradient at {name!r} that is not finite, so nothing was "
@@ -149,5 +149,5 @@ def new_tilt(core: Core, finding: Finding, anchor: Mapping[str, Tensor]) -> dict
 
 def _moved(core: Core, matrix: Matrix, anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return Q(θ′ − θ*) of a block, from the old anchor to the new one."""
-    there = {name: at_hand(anchor[name], core.runtime.parameters[name]) for name in matrix.block.parameters}
+    there = {name: to_compute(anchor[name], core.runtime.parameters[name]) for name in matrix.block.parameters}
     return applied(matrix, there, core.state.anchor)

@@ -16,7 +16,7 @@ from anchorhold.errors import Warned
 from anchorhold.forms import Form, Matrix
 from anchorhold.guard.arguments.selection import Selection
 from anchorhold.guard.arguments.strengths import USUAL, PatternStrengths
-from anchorhold.guard.batch_norm.folding import FoldedTilt, Folding
+from anchorhold.guard.batch_norm.folding import FoldedLinearTerm, Folding
 from anchorhold.guard.batch_norm.frozen_statistics import FrozenStatistics, with_statistics
 from anchorhold.guard.distributed.gathering import (
     Gather,
@@ -32,7 +32,7 @@ from anchorhold.guard.merged_space import MergedSpace, Space
 from anchorhold.guard.microbatches.gradient_sums import Watched
 from anchorhold.guard.monitor import GONE, REPLACED
 from anchorhold.guard.task_classes import HeadGradients
-from anchorhold.holds import Held, Hold, Tilt
+from anchorhold.holds import Held, Hold, LinearTerm
 from anchorhold.holds.base import TaskData, TrainingCall
 from anchorhold.retention import KeptSets, Tolerance
 from anchorhold.retention.controller import Control
@@ -50,8 +50,8 @@ AnchorKind = Literal["last", "mean"]
 NO_DATA = TaskData()
 
 
-def leans(form: Form, anchor: AnchorKind, *, gradient_term: bool) -> bool:
-    """Whether a hold leans at its anchor, the last solution; that of the plain diagonal is the mean itself."""
+def has_linear_term(form: Form, anchor: AnchorKind, *, gradient_term: bool) -> bool:
+    """Return whether a hold has a linear term; the anchor of the diagonal is the mean itself."""
     return anchor == "mean" and (gradient_term or not form.elementwise)
 
 
@@ -141,7 +141,7 @@ class GuardState:
     """θ*, the weights after the last consolidated task, or their mean over all tasks."""
     merged_anchor: dict[str, Change] = field(default_factory=dict)
     """What adapters added to weights after the last consolidated task, by weight, where those are held."""
-    tilt: dict[str, Tensor] = field(default_factory=dict)
+    linear_term: dict[str, Tensor] = field(default_factory=dict)
     """r, the linear term of the sum of all tasks' penalties at θ*, where that is not its centre."""
     tasks: int = 0
     """How many tasks were consolidated."""
@@ -253,7 +253,7 @@ class Runtime:
     marking: SampleMarks | None = None
     """Where samples are noted that are measured from now, while a task ends."""
     version: int = 0
-    """Counts how often tensors were replaced, for those who walk through them laid out in another way."""
+    """Counts how often tensors were replaced, by which layouts and lookups made from them are made anew."""
 
     def __post_init__(self) -> None:
         self.wrapper = ddp_wrapper(self.model)
@@ -273,7 +273,7 @@ class Runtime:
         self.warned.drop(GONE, REPLACED)
 
     @property
-    def everyone(self) -> Ranks:
+    def measuring_ranks(self) -> Ranks:
         """The processes that measure together: where layers are cut up, more than see different batches."""
         return those_with_parts(self.model, self.ranks)
 
@@ -305,12 +305,12 @@ class Core:
     def choose_gathering(self) -> None:
         """Find out what is gathered at once of a sharded model, which all processes have to ask together."""
         if any(is_sharded(parameter) for parameter in self.runtime.model.parameters()):
-            self.runtime.everyone.refuse_unless_equal(
+            self.runtime.measuring_ranks.refuse_unless_equal(
                 {"gather": self.options.gather}
             )  # or each would wait for another gathering
         self.runtime.by_layer = gathers_layers(self.runtime.model, self.runtime.ranks, self.options.gather)
         if self.runtime.by_layer:
-            refuse_unless_copies_agree(self.runtime.model, self.runtime.everyone)
+            refuse_unless_copies_agree(self.runtime.model, self.runtime.measuring_ranks)
 
     def own_parts(self, phi: Phi) -> Callable[[Mapping[str, Tensor]], Reduction] | None:
         """Return how a process adds up its own part of a diagonal, if that is what it does."""
@@ -326,31 +326,35 @@ class Core:
         return bool(self.task.steps) and not shown
 
     @property
-    def leans(self) -> bool:
-        """Whether the hold leans at its anchor."""
-        return leans(self.state.driving.form, self.options.anchor_kind, gradient_term=self.options.gradient_term)
+    def has_linear_term(self) -> bool:
+        """Whether the hold has a linear term at its anchor."""
+        return has_linear_term(
+            self.state.driving.form, self.options.anchor_kind, gradient_term=self.options.gradient_term
+        )
 
     @property
     def beside_the_quadratic(self) -> list[Hold]:
-        """What pulls beside the quadratic hold of parameters: that of merged weights, its tilt, and further holds."""
+        """What pulls beside the quadratic hold of parameters: that of merged weights, its linear term, and others."""
         if self.state.merged_anchor and self.state.strength:
             return [self.merged.hold(self.state.merged_anchor), *self.options.holds]
-        if not self.state.tilt or not self.state.strength:
+        if not self.state.linear_term or not self.state.strength:
             return list(self.options.holds)
         strengths = self.state.driving.strengths
-        factors = {} if strengths is None else {name: strengths.factor([name]) for name in self.state.tilt}
-        tilt = (
-            FoldedTilt(self.state.tilt, self.folding, factors) if self.folding.pairs else Tilt(self.state.tilt, factors)
+        factors = {} if strengths is None else {name: strengths.factor([name]) for name in self.state.linear_term}
+        linear_term = (
+            FoldedLinearTerm(self.state.linear_term, self.folding, factors)
+            if self.folding.pairs
+            else LinearTerm(self.state.linear_term, factors)
         )
-        return [tilt, *self.options.holds]
+        return [linear_term, *self.options.holds]
 
-    def hold_by(self, strength: float, strengths: PatternStrengths | None, relative: float | None) -> None:
+    def set_strength(self, strength: float, strengths: PatternStrengths | None, relative: float | None) -> None:
         """Hold by another strength from now on; none of it is checked any more."""
         self.state.strength, self.state.relative_strength = strength, relative
         self.state.asked = Setting(self.state.asked.value, "given")
         if strengths is not None or self.state.driving.strengths is not None:
             self.state.driving.strengths = strengths
-            self.state.driving.settle(self.state.driving.total)
+            self.state.driving.commit(self.state.driving.total)
             self.runtime.version += 1
 
     @property
@@ -500,7 +504,7 @@ class Core:
         self.task = TaskState()
         self.runtime.version += 1
 
-    def resting_matrix(
+    def matrix_to_storage(
         self,
         matrix: Matrix,
         ledger: Ledger,
@@ -509,9 +513,9 @@ class Core:
     ) -> Matrix:
         """Return an importance as it is kept, beside the parameters of its block; what is kept once, by ``once``."""
         beside = self.measured if parameters is None else parameters
-        rest = partial(ledger.storage.resting, parameter=beside[matrix.block.parameters[0]])
+        rest = partial(ledger.storage.to_storage, parameter=beside[matrix.block.parameters[0]])
         return as_parameters_are(matrix, beside).map(rest).map(once)
 
-    def resting(self, tensor: Tensor, like: Tensor) -> Tensor:
+    def to_storage(self, tensor: Tensor, like: Tensor) -> Tensor:
         """Return a tensor as it is kept, beside a parameter and spread as that is."""
-        return self.options.storage.resting(like_parameter(tensor, like), like)
+        return self.options.storage.to_storage(like_parameter(tensor, like), like)

@@ -1,18 +1,25 @@
-"""What a guard will take, before it is paid: bytes and operations of every block in the guard's form."""
+"""What a guard will take of memory and time, block by block, and layers that are measured in chunks within a bound.
 
+What a form adds up over samples takes no more than the bound then. Each chunk of layers goes through the samples by
+itself, so that a third of the memory takes some three times as long. What one has found goes to storage, in fewer bits
+and elsewhere where that is asked for, before the next one begins.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from anchorhold.adapters import Product, in_parts
 from anchorhold.errors import ConfigurationError
-from anchorhold.forms import Block, Cost
+from anchorhold.forms import Block, Cost, Form, Matrix
 from anchorhold.forms.sums import SumMatrix
-from anchorhold.guard.chunks import measuring_bytes
 from anchorhold.guard.core import Core
+from anchorhold.settings import whole_number
 from anchorhold.tensors.in_words import in_bytes
-from anchorhold.tensors.storage import running_dtype
+from anchorhold.tensors.storage import each_as_it_is, running_dtype
 
 _SHOWN = 12
 """Blocks that a printed table lists, those that take most."""
@@ -52,12 +59,12 @@ class Costs:
 
     @property
     def kept(self) -> int:
-        """Bytes that are kept from task to task."""
+        """Return the bytes that are kept from task to task."""
         return sum(block.kept for block in self.blocks)
 
     @property
     def measuring(self) -> int:
-        """Bytes of sums while a task is measured, or of running states."""
+        """Return the bytes of sums while a task is measured, or of running states."""
         return sum(block.measuring for block in self.blocks)
 
     @property
@@ -67,7 +74,7 @@ class Costs:
 
     @property
     def weights(self) -> int:
-        """How many weights are held."""
+        """Return how many weights are held."""
         return sum(block.weights for block in self.blocks)
 
     def __repr__(self) -> str:
@@ -107,7 +114,7 @@ def costs_of(core: Core) -> Costs:
         cost, single = form.cost(block, measured), running_dtype(members[0]).itemsize
         anchored, kept = (each.dtype.itemsize if each.dtype else single for each in (core.options.storage, storage))
         weights = sum(parameter.numel() for parameter in members)
-        anchors, applying = weights * (2 if core.leans else 1), cost.applying
+        anchors, applying = weights * (2 if core.has_linear_term else 1), cost.applying
         if block.name in core.merged.adapters:
             anchors, applying = _of_merged(core, block, cost)
         own = core.state.driving.total.get(block.name)
@@ -161,3 +168,63 @@ def _measuring(core: Core, block: Block) -> int:
         return measuring_bytes(core.state.driving.form, block, measured)
     numbers = len(measure.running) + measure.needs.step
     return sum(numbers * running_dtype(measured[name]).itemsize * measured[name].numel() for name in block.parameters)
+
+
+# Layers measured in chunks
+
+
+def measuring_bytes(form: Form, block: Block, parameters: Mapping[str, Tensor]) -> int:
+    """Return what the sums of a block take while it is measured."""
+    return running_dtype(parameters[block.parameters[0]]).itemsize * form.cost(block, parameters).measuring
+
+
+def checked_bytes(within: int | None) -> int | None:
+    """Return a number of bytes, or say what was expected of it."""
+    return None if within is None else whole_number("within", within, "a whole number of bytes, at least 1", least=1)
+
+
+def chunks_of(core: Core, most: int | None) -> list[list[Block]]:
+    """Return the blocks of each chunk, in their own order: all in one, unless a bound is given.
+
+    Raise :class:`ConfigurationError` if the form has no layers, or one alone is larger than the bound.
+    """
+    form = core.state.driving.form
+    blocks = core.blocks(form)
+    if most is None:
+        return [blocks]
+    if form.elementwise or len(blocks) < 2:
+        raise ConfigurationError(
+            f"within={most} with {core.state.driver} in the form {form.name!r}, which has no layers to be measured in "
+            "turns. Leave it out, or take a form of layers, such as form='rotated16'."
+        )
+    groups = form.coupled_blocks(blocks, core.state.driving.added_to)
+    sizes = [sum(measuring_bytes(form, block, core.measured) for block in group) for group in groups]
+    if max(sizes) > most:
+        group, size = groups[sizes.index(max(sizes))], max(sizes)
+        names = ", ".join(repr(block.name) for block in group)
+        shared = f"{names}, which have the coordinates of their inputs in common,"
+        whose = f"{names} alone" if len(group) == 1 else shared
+        raise ConfigurationError(
+            f"within={most} bytes: the sums of {whose} take {in_bytes(size)}. Give at least {size}, keep sides in "
+            "blocks (outputs='blocks', inputs='blocks', largest_block=), or leave layers out of protect=."
+        )
+    return in_chunks(groups, sizes, most)
+
+
+def in_chunks(groups: Sequence[Sequence[Block]], sizes: Sequence[int], most: int) -> list[list[Block]]:
+    """Return groups of blocks, neighbours in one chunk, none larger than a bound that each of them is within."""
+    chunks: list[list[Block]] = []
+    filled = most
+    for group, size in zip(groups, sizes, strict=True):
+        if filled + size > most:
+            chunks.append([])
+            filled = 0
+        chunks[-1].extend(group)
+        filled += size
+    return chunks
+
+
+def all_to_storage(core: Core, matrices: Mapping[str, Matrix]) -> dict[str, Matrix]:
+    """Return matrices as they will be kept, so that the next chunk has the memory."""
+    ledger = core.state.driving
+    return {name: core.matrix_to_storage(matrix, ledger, each_as_it_is) for name, matrix in matrices.items()}

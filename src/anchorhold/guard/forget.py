@@ -50,14 +50,14 @@ def forget(core: Core, name: str) -> None:
         kept.pop(name, None)
     blocks = [matrix.block.parameters for matrix in core.state.driving.held.values()]
     for other in {name, *(n for parameters in blocks if name in parameters for n in parameters)}:
-        core.state.tilt.pop(other, None)  # without its quadratic it would pull for ever
+        core.state.linear_term.pop(other, None)  # without its quadratic it would pull for ever
     for ledger in core.state.ledgers.values():
         for matrices in (ledger.total, ledger.held):
             for block in [key for key, matrix in matrices.items() if name in matrix.block.parameters]:
                 del matrices[block]
                 ledger.weights.pop(block, None)
         if ledger.damping:  # by the mean of what is left
-            ledger.settle(ledger.total)
+            ledger.commit(ledger.total)
     for hold in core.options.holds:
         hold.forget(name)
     core.task.steps.pop(name, None)

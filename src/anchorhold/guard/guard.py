@@ -19,9 +19,8 @@ from anchorhold.guard.arguments.fitting_strengths import check_strengths
 from anchorhold.guard.arguments.new_core import new_core
 from anchorhold.guard.arguments.selection import Protect
 from anchorhold.guard.arguments.strengths import PatternStrengths, checked_strength
-from anchorhold.guard.chunks import checked_bytes
 from anchorhold.guard.core import AnchorKind, Setting
-from anchorhold.guard.costs import Costs, costs_of
+from anchorhold.guard.costs import Costs, checked_bytes, costs_of
 from anchorhold.guard.distributed.gathering import Gather
 from anchorhold.guard.distributed.rank_gradients import CommHook
 from anchorhold.guard.forget import forget_all
@@ -32,11 +31,10 @@ from anchorhold.guard.monitors import Monitor, monitor_kinds
 from anchorhold.guard.not_a_callback import NotACallback
 from anchorhold.guard.penalties import penalty_of
 from anchorhold.guard.refreshing import refresh
-from anchorhold.guard.retention.evaluate import look
+from anchorhold.guard.retention.evaluate import look, warn_of_another_model
 from anchorhold.guard.retention.following import predicted
-from anchorhold.guard.retention.keep_inputs import keep_inputs, tell_unless_binding
-from anchorhold.guard.retention.other_models import tell_of_another_model
-from anchorhold.guard.rollback.rollback import GoingBack
+from anchorhold.guard.retention.keep_inputs import keep_inputs, warn_unless_binding
+from anchorhold.guard.rollback.rollback import Rollback
 from anchorhold.guard.rollback.weight_average import evaluated_weights
 from anchorhold.guard.state import files as state_files
 from anchorhold.guard.state.blank import blank_state
@@ -44,7 +42,7 @@ from anchorhold.guard.state.codec import from_state, to_state
 from anchorhold.guard.state.microbatches import can_be_kept
 from anchorhold.guard.stepping.attachment import Attachment
 from anchorhold.guard.stepping.observed import Observed
-from anchorhold.guard.stepping.path_records import path_of, take_path
+from anchorhold.guard.stepping.path_measures import path_of, take_path
 from anchorhold.guard.summary import describe
 from anchorhold.guard.task import end_task, found_strength, rehearse_end
 from anchorhold.holds import Hold
@@ -179,7 +177,7 @@ class Guard(NotACallback):
         )
         self._monitors = monitor_kinds(monitors)
         self._attachment = Attachment(self._core, self._monitors)
-        self._going_back = GoingBack(self._core, self._attachment)
+        self._rollback = Rollback(self._core, self._attachment)
 
     def __repr__(self) -> str:
         return describe(self._core, self._attachment.attached(), self._attachment.held())
@@ -221,9 +219,9 @@ class Guard(NotACallback):
         if isinstance(c, dict):
             strengths = PatternStrengths(c)
             check_strengths(self._core, strengths)
-            self._core.hold_by(strengths.largest, strengths, None)
+            self._core.set_strength(strengths.largest, strengths, None)
         else:
-            self._core.hold_by(c, None, None)
+            self._core.set_strength(c, None, None)
         if self._core.task.steps and self._attachment.holds_by_itself:  # in the middle of a task
             for monitor in self._attachment.monitors:
                 monitor.before_parameters(self._core.runtime.parameters)
@@ -246,7 +244,7 @@ class Guard(NotACallback):
             )
         self._core.state.tolerance = dataclasses.replace(self._core.state.tolerance, nats=value)
         self._core.state.asked = Setting(self._core.state.asked.value, "given")
-        tell_unless_binding(self._core.state, self._core.state.kept.values())
+        warn_unless_binding(self._core.state, self._core.state.kept.values())
 
     @property
     def kept(self) -> KeptSets:
@@ -271,7 +269,7 @@ class Guard(NotACallback):
     @property
     def pulled_back(self) -> PulledBack | None:
         """How far weights last went back to meet a tolerance, by :meth:`pull_back` or where a task ended."""
-        return self._going_back.last
+        return self._rollback.last
 
     @property
     def form(self) -> Form:
@@ -366,7 +364,7 @@ class Guard(NotACallback):
     @property
     def leans(self) -> bool:
         """Whether the hold leans at its anchor, once there is one: see :attr:`tilt`."""
-        return self._core.leans
+        return self._core.has_linear_term
 
     @property
     def tilt(self) -> dict[str, Tensor]:
@@ -374,7 +372,7 @@ class Guard(NotACallback):
 
         It is there with ``anchor="mean"`` in forms other than the diagonal, and with ``gradient_term=True``.
         """
-        return dict(self._core.state.tilt)
+        return dict(self._core.state.linear_term)
 
     def cost(self) -> Costs:
         """Return what the guard's form takes of memory and time, block by block, before anything is measured.
@@ -419,7 +417,7 @@ class Guard(NotACallback):
                 implicit; of an optimiser that is attached already, the latest call counts.
         """
         self._attachment.attach(optimizers, hold=hold)
-        self._attachment.settle_norms()
+        self._attachment.keep_statistics()
 
     def may_attach(self, optimizer: Optimizer) -> bool:
         """Whether an optimiser trains protected parameters, or frozen ones that will be once they are unfrozen."""
@@ -578,7 +576,7 @@ class Guard(NotACallback):
         """
         with self._attachment.set_aside():
             found = dataclasses.replace(look(self._core), second_order_prediction=predicted(self._core))
-        tell_of_another_model(self._core, found)
+        warn_of_another_model(self._core, found)
         return found
 
     @torch.inference_mode(mode=False)
@@ -592,7 +590,7 @@ class Guard(NotACallback):
         Args:
             tolerance: in nats a sample or token; by default the guard's own.
         """
-        return self._going_back.to_tolerance(tolerance)
+        return self._rollback.to_tolerance(tolerance)
 
     # Tasks
 
@@ -629,7 +627,7 @@ class Guard(NotACallback):
             what you want to change.
         """
         within = self._core.runtime.ranks.together(lambda: checked_bytes(within))
-        with self._going_back.before_the_end(share), evaluated_weights(self._attachment.attached()):
+        with self._rollback.before_the_end(share), evaluated_weights(self._attachment.attached()):
             return end_task(self._core, self._attachment, batches, forward, within)
 
     @torch.inference_mode(mode=False)
@@ -673,7 +671,7 @@ class Guard(NotACallback):
         Args:
             share: that of the weights as they are: 1 changes nothing, 0 goes back to the anchor.
         """
-        self._going_back.by_share(share)
+        self._rollback.by_share(share)
 
     def rebase(self) -> None:
         """Hold merged weights to where they are now, by the importance that was measured before.
@@ -759,7 +757,7 @@ class Guard(NotACallback):
         if core.state.is_anchored:  # importance of others comes without the strength that a relative one is to find
             core.state.strength = found_strength(core, core.state.driving.total, core.folding.silent)
         self._attachment.watcher.measures.observed = Observed()
-        self._attachment.settle_norms()
+        self._attachment.keep_statistics()
         if core.state.is_anchored and core.state.strength:
             self._attachment.look_out()
 
@@ -803,12 +801,12 @@ class Guard(NotACallback):
                 AnchorholdWarning,
                 stacklevel=4,
             )
-        return {name: value for name, value in vars(self).items() if name not in ("_attachment", "_going_back")}
+        return {name: value for name, value in vars(self).items() if name not in ("_attachment", "_rollback")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._attachment = Attachment(self._core, self._monitors)
-        self._going_back = GoingBack(self._core, self._attachment)
+        self._rollback = Rollback(self._core, self._attachment)
 
 
 _OTHER_STRENGTH = (

@@ -16,7 +16,7 @@ from anchorhold.measures import Measure, PathMeasure, SampleMeasure
 from anchorhold.measures.base import Finished, States
 from anchorhold.tensors.in_words import amount, spread
 from anchorhold.tensors.sharding import local, whole_maxima, whole_sums, wrap_local
-from anchorhold.tensors.storage import Once, Storage, at_hand, each_as_it_is, running_dtype
+from anchorhold.tensors.storage import Once, Storage, each_as_it_is, running_dtype, to_compute
 
 
 @dataclass(repr=False)
@@ -97,7 +97,7 @@ class TaskSoFar:
         kept = {state: tensors[name] for state, tensors in self._running.items() if name in tensors}
         if not kept:
             return None
-        found = {state: local(at_hand(tensor, whole)) for state, tensor in kept.items()}
+        found = {state: local(to_compute(tensor, whole)) for state, tensor in kept.items()}
         some = next(iter(found.values()))
         return {state: found.get(state, torch.zeros_like(some)) for state in self._running}
 
@@ -108,7 +108,7 @@ class TaskSoFar:
         theta = theta.to(kept[0]) if kept else theta
         if name not in self._start:
             return torch.zeros_like(theta)
-        return theta - local(at_hand(self._start[name], self._whole[name]))
+        return theta - local(to_compute(self._start[name], self._whole[name]))
 
     def steps(self, name: str) -> int:
         """Return how many steps a parameter took."""
@@ -119,7 +119,7 @@ class TaskSoFar:
         if name not in self._anchor:
             return None
         whole = self._whole[name]
-        return local(at_hand(self._anchor[name], whole)).to(running_dtype(whole))
+        return local(to_compute(self._anchor[name], whole)).to(running_dtype(whole))
 
     def largest(self, values: Mapping[str, Tensor]) -> float:
         """Return the largest of all values, over all parameters and all processes' parts of them."""
@@ -308,7 +308,7 @@ class Ledger:
                     added = own.add(earlier, before).scale(1 / (1 + before))
                 else:
                     added = own.add(earlier, decay)
-            total[name] = added.map(partial(self.storage.resting, parameter=like)).map(once)
+            total[name] = added.map(partial(self.storage.to_storage, parameter=like)).map(once)
             if not total[name].is_finite:
                 raise NotFiniteError(
                     f"{self.measure.name}: the importance of {name!r} is not finite, so nothing was consolidated; the "
@@ -336,9 +336,9 @@ class Ledger:
         if self.measure.total == "average":
             decay = self.decayed(decay)
             self.weights |= {name: 1 + decay * self.weights.get(name, 0.0) for name in found}
-        self.settle(total)
+        self.commit(total)
 
-    def settle(self, total: dict[str, Matrix]) -> None:
+    def commit(self, total: dict[str, Matrix]) -> None:
         """Make a total the current one."""
         self.total = total
         self.held = self.as_held(total)

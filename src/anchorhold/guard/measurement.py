@@ -1,35 +1,32 @@
 """Asking every measure what it found for a task, without changing anything; from data in one process or in several."""
 
-import warnings
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from torch import Tensor
 
 from anchorhold.engine.accumulator import SampleAccumulator, SampleImportance
-from anchorhold.engine.batches import Batch, Forward, check_batches
-from anchorhold.engine.scores import OutputReading
+from anchorhold.engine.batches import Forward, check_batches
+from anchorhold.engine.phi import IDENTITY
+from anchorhold.engine.scores import LogLikelihood
+from anchorhold.engine.scores.base import PositionScore
 from anchorhold.engine.tracing.plan import Plans
-from anchorhold.errors import AnchorholdWarning, BatchError, OrderError
+from anchorhold.errors import BatchError, OrderError
 from anchorhold.forms import Block, Matrix
-from anchorhold.guard.chunks import put_to_rest, turns_of
-from anchorhold.guard.core import Core, GuardState, Runtime
-from anchorhold.guard.distributed.all_batches import EveryonesBatches
-from anchorhold.guard.distributed.gathering import is_cut_up, refuse_another_model
-from anchorhold.guard.distributed.ranks import ALONE, Ranks, is_one_of_several
+from anchorhold.guard.batches import add_up, collect, look_at_classes, warn_if_alone_among_several
+from anchorhold.guard.core import Core, GuardState
+from anchorhold.guard.costs import all_to_storage, chunks_of
 from anchorhold.guard.distributed.sharded_matrices import as_parameters_are, unsharded
 from anchorhold.guard.distributed.whole_model import whole_model
 from anchorhold.guard.ledger import Ledger, TaskImportance
-from anchorhold.guard.microbatches.gradient_sums import Asked
+from anchorhold.guard.microbatches.gradient_sums import MeanKey
 from anchorhold.guard.monitor import Monitor
-from anchorhold.guard.task_classes import Classes, together
-from anchorhold.guard.task_gradient import TaskGradient
+from anchorhold.guard.task_classes import Classes
 from anchorhold.measures import Fisher, SampleMeasure
-from anchorhold.retention.sample_marks import SampleMarks
-from anchorhold.tensors.sharding import added_up_part, is_sharded, wrap_local
+from anchorhold.tensors.sharding import wrap_local
 
 DRAWS_APART = 2**20
 """What lies between the seeds of two ranks, which must not draw the same labels.
@@ -42,7 +39,7 @@ REHEARSED = 2
 
 
 @dataclass
-class Finding:
+class TaskResult:
     """What a measure found for a task, on its way into the total."""
 
     matrices: dict[str, Matrix]
@@ -66,36 +63,17 @@ class Finding:
         return TaskImportance(importance, self.raw, self.samples, self.fallback, self.outputs, forms)
 
 
-class ReadsBatches(Protocol):
-    """What batches are read for."""
-
-    @property
-    def full(self) -> bool:
-        """Whether it has seen as many samples as it wants."""
-
-    @property
-    def reading(self) -> OutputReading | None:
-        """How outputs are read, as the batches so far tell it."""
-
-    @property
-    def classes(self) -> int | None:
-        """How many classes outputs tell apart, where that is known."""
-
-    def read(self, batch: Any) -> Batch:
-        """Return a batch as the model's are measured."""
-
-
 def measure_task(
     core: Core,
     monitors: Sequence[Monitor],
     batches: Iterable[Any] | None,
     forward: Forward | None,
     within: int | None = None,
-) -> dict[str, Finding]:
+) -> dict[str, TaskResult]:
     """Return what each measure found, by its name; one that only watches and saw no step is left out."""
     sampled = _sampled(core.state)
-    turns = core.runtime.ranks.together(lambda: turns_of(core, within))
-    _tell_notices(core)
+    chunks = core.runtime.ranks.together(lambda: chunks_of(core, within))
+    _warn_of_notices(core)
     gradient = TaskGradient(core) if core.options.gradient_term else None
     core.choose_gathering()
     found = core.runtime.ranks.together(lambda: _measure_without_data(core))
@@ -104,7 +82,7 @@ def measure_task(
         sampled = {}
     if sampled or gradient is not None:
         given = core.runtime.ranks.together(lambda: _given(batches, sampled))
-        found |= TaskMeasurement(core, monitors, sampled, given, forward, gradient).in_turns(turns)
+        found |= TaskMeasurement(core, monitors, sampled, given, forward, gradient).in_chunks(chunks)
     if gradient is not None:
         found[core.state.driver].gradient = core.runtime.ranks.together(gradient.found)
     return found
@@ -117,14 +95,14 @@ def rehearse_task(
     sampled = _sampled(core.state)
     if not sampled and not core.options.gradient_term:
         return
-    _tell_notices(core)
+    _warn_of_notices(core)
     core.choose_gathering()
     given = core.runtime.ranks.together(lambda: _given(batches, sampled))
     gradient = TaskGradient(core) if core.options.gradient_term else None
     TaskMeasurement(core, monitors, sampled, given, forward, gradient).rehearse()
 
 
-def _tell_notices(core: Core) -> None:
+def _warn_of_notices(core: Core) -> None:
     """Warn of what a form keeps in another way than was asked for, once for each form."""
     form = core.state.driving.form
     for message in form.notices(core.blocks(form)):
@@ -137,9 +115,9 @@ def _sampled(state: GuardState) -> dict[str, SampleMeasure]:
     return {name: cast("SampleMeasure", ledger.measure) for name, ledger in ledgers if ledger.measure.needs.data}
 
 
-def _measure_without_data(core: Core) -> dict[str, Finding]:
+def _measure_without_data(core: Core) -> dict[str, TaskResult]:
     """Return what the measures found that look at the path or the weights alone."""
-    found: dict[str, Finding] = {}
+    found: dict[str, TaskResult] = {}
     for name, ledger in core.state.ledgers.items():
         needs = ledger.measure.needs
         if needs.data:
@@ -154,7 +132,7 @@ def _measure_without_data(core: Core) -> dict[str, Finding]:
             continue
         matrices, lasting = _finished(core, ledger, {})
         raw = dict(next(iter(ledger.running.values()))) if ledger.running else None
-        found[name] = Finding(matrices, lasting, raw)
+        found[name] = TaskResult(matrices, lasting, raw)
     return found
 
 
@@ -171,8 +149,8 @@ def squares_of_samples(core: Core, batches: Iterable[Any], forward: Forward | No
     fisher = Fisher(labels="true")
     collector = fisher.accumulator(model, parameters, forward, reduction=core.own_parts(fisher.phi))
     collect(core.runtime, [collector], core.runtime.ranks.together(lambda: check_batches(batches)), forward)
-    _add_up(core.runtime, collector)
-    found = core.runtime.everyone.together(collector.result).values
+    add_up(core.runtime, collector)
+    found = core.runtime.measuring_ranks.together(collector.result).values
     return {name: wrap_local(found[name], parameter) for name, parameter in core.runtime.parameters.items()}
 
 
@@ -191,7 +169,7 @@ def _given(batches: Iterable[Any] | None, sampled: Mapping[str, SampleMeasure]) 
     return check_batches(batches)
 
 
-def _watched(core: Core, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any] | None) -> dict[str, Finding]:
+def _watched(core: Core, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any] | None) -> dict[str, TaskResult]:
     """Return what measures that look at data have seen of micro-batches; data beside it are for others alone."""
     watched = core.task.watched
     assert watched is not None
@@ -205,10 +183,66 @@ def _watched(core: Core, sampled: Mapping[str, SampleMeasure], batches: Iterable
         )
     found = {}
     for name, measure in sampled.items():
-        sums = watched.sums[Asked.by(measure)]
+        sums = watched.sums[MeanKey.by(measure)]
         matrices, lasting = _finished(core, core.state.ledgers[name], sums.squares())
-        found[name] = Finding(matrices, lasting, None, sums.samples, {}, watched.classes.labels, sums.outputs)
+        found[name] = TaskResult(matrices, lasting, None, sums.samples, {}, watched.classes.labels, sums.outputs)
     return found
+
+
+class TaskLogLikelihood(LogLikelihood):
+    """The log-likelihood of the data's own labels, as messages call it here."""
+
+    def __repr__(self) -> str:
+        return "gradient_term=True"
+
+
+class TaskGradient:
+    r"""Collect g, the mean gradient of a task's own loss where the task has ended: SOLA's gradient term.
+
+    The loss is the negative log-likelihood of the data's own labels, with the network in eval mode: cross-entropy, that
+    of labels each 0 or 1, or :math:`\tfrac12\|y - z\|^2`. The per-sample engine goes through the samples for it once,
+    beside the measures, with :math:`\varphi(u) = u`.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self._collector: SampleAccumulator | None = None
+
+    def collector(self, forward: Forward | None, beside: Sequence[SampleAccumulator]) -> SampleAccumulator:
+        """Return what takes the batches in, of the same model as others, which a sharded one is made whole for once."""
+        core, measure = self.core, self.core.state.driving.measure
+        model, parameters = (
+            (beside[0].model, beside[0].parameters)
+            if beside
+            else whole_model(core.runtime.model, core.runtime.parameters, by_layer=core.runtime.by_layer)
+        )
+        limit = measure.sample_limit if isinstance(measure, SampleMeasure) else None
+        self._collector = SampleAccumulator(
+            model,
+            self._score(),
+            IDENTITY,
+            parameters=parameters,
+            forward=forward,
+            samples=limit,
+            reduction=core.own_parts(IDENTITY),
+        )
+        return self._collector
+
+    def _score(self) -> LogLikelihood:
+        """Return the log-likelihood, read and averaged as the measure has it, so that Q and g are of one loss."""
+        measure = self.core.state.driving.measure
+        asked = measure.score if isinstance(measure, SampleMeasure) else None
+        if not isinstance(asked, PositionScore):
+            return TaskLogLikelihood("true")
+        # A sum over positions is the same whether each is a sample of its own; what it is divided by is not.
+        per = "token" if asked.positions == "separate" else asked.per
+        return TaskLogLikelihood("true", likelihood=asked.likelihood, class_dim=asked.class_dim, per=per)
+
+    def found(self) -> dict[str, Tensor]:
+        """Return the mean over the samples of all processes, by parameter, spread as the parameters are."""
+        assert self._collector is not None
+        means = self._collector.result().values
+        return {name: wrap_local(-means[name], parameter) for name, parameter in self.core.runtime.parameters.items()}
 
 
 @dataclass
@@ -226,25 +260,25 @@ class TaskMeasurement:
     plans: Plans = field(default_factory=Plans)
     """The plans by which the model is read, for all passes: its weights stay as they are until all is measured."""
 
-    def in_turns(self, turns: Sequence[Sequence[Block]]) -> dict[str, Finding]:
-        """Measure the layers of each turn in passes of their own, and all that has no layers in those of the first."""
+    def in_chunks(self, chunks: Sequence[Sequence[Block]]) -> dict[str, TaskResult]:
+        """Measure the layers of each chunk in passes of their own, and all that has no layers in those of the first."""
         core = self.core
-        passes = len(turns) * self._passes
+        passes = len(chunks) * self._passes
         # A loader is not asked for an iterator to find out: it would draw from the random state.
         if passes > 1 and isinstance(self.batches, Iterator):
             raise BatchError(
                 f"The form {core.state.driving.form.name!r} goes through the samples {passes} times, and the batches "
                 "given can be gone through once: an iterator, or a generator. Give a DataLoader, or a list of batches."
             )
-        if len(turns) == 1:
+        if len(chunks) == 1:
             return self.in_passes()
-        found = self.in_passes(turns[0])
+        found = self.in_passes(chunks[0])
         of_driver = found[core.state.driver]
-        of_driver.matrices = put_to_rest(core, of_driver.matrices)
+        of_driver.matrices = all_to_storage(core, of_driver.matrices)
         rest = replace(self, sampled={core.state.driver: self.sampled[core.state.driver]}, gradient=None)
-        for blocks in turns[1:]:
+        for blocks in chunks[1:]:
             own = rest.in_passes(blocks)[core.state.driver]
-            of_driver.matrices |= put_to_rest(core, own.matrices)
+            of_driver.matrices |= all_to_storage(core, own.matrices)
             of_driver.fallback |= own.fallback
         return found
 
@@ -266,7 +300,7 @@ class TaskMeasurement:
         """Return how many times the batches are gone through."""
         return max((self.core.state.ledgers[name].form.passes for name in self.sampled), default=1)
 
-    def in_passes(self, some: Sequence[Block] | None = None) -> dict[str, Finding]:
+    def in_passes(self, some: Sequence[Block] | None = None) -> dict[str, TaskResult]:
         """Measure in as many passes as the forms need; of the driving measure some blocks, where these are not all."""
         core = self.core
         known: dict[str, dict[str, Tensor]] = {name: {} for name in self.sampled}
@@ -288,7 +322,9 @@ class TaskMeasurement:
                 made = ledger.form.matrices(measure, self._blocks(name, some), known[name])
                 matrices, lasting = {key: as_parameters_are(each, core.measured) for key, each in made.items()}, {}
             first = seen[name]
-            found[name] = Finding(matrices, lasting, None, first.samples, first.fallback, classes.labels, first.outputs)
+            found[name] = TaskResult(
+                matrices, lasting, None, first.samples, first.fallback, classes.labels, first.outputs
+            )
         return found
 
     def _blocks(self, name: str, some: Sequence[Block] | None) -> Sequence[Block]:
@@ -304,7 +340,9 @@ class TaskMeasurement:
         if ledger.form.elementwise:  # of which each process has a part of its own where parameters are sharded
             return ledger.form.prepare_next_pass(blocks, means, earlier, decay)
         earlier = {key: unsharded(matrix) for key, matrix in earlier.items()}
-        return core.runtime.everyone.from_first(lambda: ledger.form.prepare_next_pass(blocks, means, earlier, decay))
+        return core.runtime.measuring_ranks.from_first(
+            lambda: ledger.form.prepare_next_pass(blocks, means, earlier, decay)
+        )
 
     def one_pass(
         self, known: Mapping[str, Mapping[str, Tensor]], some: Sequence[Block] | None
@@ -323,8 +361,8 @@ class TaskMeasurement:
             look_at_classes(self.monitors, classes, every)
         layers = {collectors[name] for name in self.sampled if not core.state.ledgers[name].form.elementwise}
         for collector in every:
-            _add_up(core.runtime, collector, in_parts=collector not in layers)
-        results = core.runtime.everyone.together(lambda: {collector: collector.result() for collector in every})
+            add_up(core.runtime, collector, in_parts=collector not in layers)
+        results = core.runtime.measuring_ranks.together(lambda: {collector: collector.result() for collector in every})
         # A rank that had no sample has not met the parameters that no rule covers.
         ways = ranks.each(lambda: [result.fallback for result in results.values()])
         for result, theirs in zip(results.values(), zip(*ways, strict=True), strict=True):
@@ -362,131 +400,3 @@ class TaskMeasurement:
     def _collect(self, collectors: list[SampleAccumulator]) -> Classes:
         """Give the batches to the collectors until there are no more, or enough. Return the labels of all ranks."""
         return collect(self.core.runtime, collectors, self.batches, self.forward)
-
-
-def look_at_classes(monitors: Sequence[Monitor], classes: Classes, collectors: Iterable[ReadsBatches]) -> None:
-    """Let monitors look at the labels that were read."""
-    found = [collector.classes for collector in collectors]
-    outputs = None if None in found else min((count for count in found if count is not None), default=None)
-    for monitor in monitors:
-        monitor.at_labels(classes, outputs)
-
-
-def collect(
-    runtime: Runtime, collectors: list[SampleAccumulator], batches: Iterable[Any], forward: Forward | None
-) -> Classes:
-    """Give the batches to the collectors until there are no more, or enough, and return the labels of all ranks."""
-    if not runtime.by_layer:
-        return _collected(runtime.ranks, collectors, batches, runtime.marking)
-    look = partial(refuse_another_model, runtime.model, collectors[0], forward)
-    cut_up = is_cut_up(runtime.model, runtime.ranks)
-    every = EveryonesBatches(batches, runtime.ranks, runtime.everyone, look if cut_up else None)
-    return _collected(ALONE, collectors, every, runtime.marking)
-
-
-def _collected(
-    ranks: Ranks, collectors: list[SampleAccumulator], batches: Iterable[Any], marks: SampleMarks | None
-) -> Classes:
-    """Do so with each rank's own batches.
-
-    The first batches of all ranks count as one large batch in the order of the ranks, then the second ones, and so on:
-    a limit takes the same samples as one process would that is given those. A rank that has no batch left waits for
-    the others.
-    """
-    limits = [collector.limit for collector in collectors]
-    limit = None if None in limits else max((each for each in limits if each is not None), default=None)
-    reader = Reader(batches, collectors, None if marks is None else partial(marks.note, limit=limit))
-    sizes = ranks.each(reader.read_next)
-    while any(sizes):
-        mine = sum(sizes[: ranks.rank])
-
-        def measure_and_read_on(before: int = mine, together: int = sum(sizes)) -> int:
-            for collector in collectors:
-                seen = collector.seen
-                collector.seen = seen + before
-                if reader.batch is not None:
-                    collector.update(reader.batch)
-                collector.seen = seen + together
-            return reader.read_next()
-
-        sizes = ranks.each(measure_and_read_on)
-    check_read_alike(ranks, collectors)
-    return together(ranks.each(lambda: reader.classes))
-
-
-def check_read_alike(ranks: Ranks, collectors: Sequence[ReadsBatches]) -> None:
-    """Refuse sums over ranks whose batches told different things of what the model's outputs are."""
-    told = ranks.each(lambda: [collector.reading for collector in collectors])
-    for readings in zip(*told, strict=True):
-        known = [(rank, reading) for rank, reading in enumerate(readings) if reading is not None]
-        for rank, reading in known[1:]:
-            first_rank, first = known[0]
-            if reading.likelihood != first.likelihood:
-                raise BatchError(
-                    f"Rank {first_rank} of {ranks.size} read the outputs as {first.likelihood!r}, by {first.why}, and "
-                    f"rank {rank} as {reading.likelihood!r}, by {reading.why}; expected one reading. Name the "
-                    "measure's likelihood= on every rank."
-                )
-            if reading.class_dim != first.class_dim and None not in (reading.class_dim, first.class_dim):
-                raise BatchError(
-                    f"Rank {first_rank} of {ranks.size} found the outputs' classes in dimension {first.class_dim}, and "
-                    f"rank {rank} in dimension {reading.class_dim}; expected one. Name the measure's class_dim= on "
-                    "every rank."
-                )
-
-
-class Reader:
-    """Reads this rank's batches one by one, as long as a collector wants more."""
-
-    def __init__(
-        self,
-        batches: Iterable[Any],
-        collectors: Sequence[ReadsBatches],
-        note: Callable[[Any], None] | None = None,
-    ) -> None:
-        self.batch: Batch | None = None
-        self.classes = Classes()
-        """The labels of all batches so far."""
-        self._batches = batches
-        self._iterator: Iterator[Any] | None = None
-        self._collectors = collectors
-        self._note = note
-        """Is shown every batch as it was given, once it was found to be one."""
-
-    def read_next(self) -> int:
-        """Read the next batch and return the number of its samples, 0 at the end."""
-        if self._iterator is None:
-            self._iterator = iter(self._batches)
-        self.batch = None
-        if not all(collector.full for collector in self._collectors):
-            for batch in self._iterator:
-                self.batch = self._collectors[0].read(batch)  # all of them measure the same model
-                self.classes |= Classes.of(self.batch.targets)
-                if self._note is not None:
-                    self._note(batch)
-                return self.batch.size
-        return 0
-
-
-def _add_up(runtime: Runtime, collector: SampleAccumulator, *, in_parts: bool = True) -> None:
-    """Put the sums of all ranks into a collector; of sharded parameters this rank's part, unless layers are wanted."""
-    ranks = runtime.ranks
-    if ranks.size == 1 or runtime.by_layer:  # each has seen the samples of all
-        return
-    for name, own in collector.sums.items():
-        parameter = runtime.parameters.get(name)
-        spread = in_parts and parameter is not None and is_sharded(parameter)
-        collector.sums[name] = added_up_part(own, parameter) if spread else ranks.add_up(own)
-    collector.samples = sum(ranks.each(lambda: collector.samples))
-
-
-def warn_if_alone_among_several(ranks: Ranks) -> None:
-    """Warn of a process that measures by itself where several run."""
-    if ranks.group is None and is_one_of_several():
-        warnings.warn(
-            "torch.distributed runs several processes, but this Guard was given a bare model and no group, so "
-            "each process measures its own samples alone and they end up with different importances. Give it the "
-            "model wrapped in DDP, or Guard(..., group=torch.distributed.group.WORLD).",
-            AnchorholdWarning,
-            stacklevel=7,
-        )

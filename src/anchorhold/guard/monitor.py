@@ -4,7 +4,7 @@
 overrides those that it needs and keeps its own records; it knows what the guard is made of and no other monitor.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -155,6 +155,11 @@ class Monitor:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["core"])  # type: ignore[misc]
+
+
+def overriding(monitors: Iterable[Monitor], event: str) -> list[Monitor]:
+    """Return the monitors that have something to do at an event, the name of a method: those that override it."""
+    return [monitor for monitor in monitors if getattr(type(monitor), event) is not getattr(Monitor, event)]
 
 
 def is_capturing() -> bool:

@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from anchorhold.errors import ConfigurationError, OrderError, ProtectError
 from anchorhold.forms import Matrix
-from anchorhold.guard.arguments.default_space import default_space, tell_of_unmerged
+from anchorhold.guard.arguments.default_space import default_space, warn_of_unmerged
 from anchorhold.guard.arguments.fitting_strengths import check_blocks, check_strengths
 from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.distributed.sharded_matrices import refuse_unless_in_parts
@@ -53,7 +53,7 @@ def refresh(core: Core) -> None:
             n for n, p in core.runtime.parameters.items() if n in core.state.anchor and before.get(n) is not p
         }
     if is_open:
-        tell_of_unmerged(core)
+        warn_of_unmerged(core)
     for name in [name for name in core.state.anchor if name not in present and core.merged.covers(name)]:
         del core.state.anchor[name]  # an adapter was taken away, and its layer has another, or none that acts
     for name, parameter in core.runtime.parameters.items():
@@ -139,8 +139,8 @@ def _taken_by_forms(core: Core, parameters: dict[str, nn.Parameter]) -> dict[str
 def _follow(core: Core, name: str, parameter: Tensor) -> None:
     """Move what is kept about a parameter to where it belongs now."""
     storage = core.options.storage
-    resting = [core.state.anchor, core.state.tilt]
-    kinds = ((storage.resting, resting), (storage.exact, [core.task.start]), (storage.running, core.state.running()))
+    resting = [core.state.anchor, core.state.linear_term]
+    kinds = ((storage.to_storage, resting), (storage.exact, [core.task.start]), (storage.running, core.state.running()))
     for keep, tensors in kinds:
         for kept in tensors:
             known = kept.get(name)
@@ -155,4 +155,4 @@ def _follow_matrices(core: Core, matrices: dict[str, Matrix], ledger: Ledger) ->
         like = core.measured.get(matrix.block.parameters[0])
         if like is None or all(storage.is_in_place(tensor, like) for tensor in matrix.state().values()):
             continue
-        matrices[name] = core.resting_matrix(matrix, ledger, once)
+        matrices[name] = core.matrix_to_storage(matrix, ledger, once)

@@ -22,7 +22,7 @@ from anchorhold.holds.of_weights.quadratic import penalty_value
 from anchorhold.measures import FineTune
 from anchorhold.tensors.in_words import amount, spread
 from anchorhold.tensors.sharding import is_sharded, local
-from anchorhold.tensors.storage import at_hand, widest_dtype
+from anchorhold.tensors.storage import to_compute, widest_dtype
 
 
 def describe(core: Core, attached: Sequence[Optimizer], held_back: Owned) -> str:
@@ -161,7 +161,7 @@ def _moved(core: Core, held: Mapping[str, Tensor]) -> str:
     Adapters are told of by D of the weights that they are merged with, whose own length is never read.
     """
     penalty = lean = 0.0
-    since = "from there" if core.options.anchor_kind == "mean" and not core.leans else "since"
+    since = "from there" if core.options.anchor_kind == "mean" and not core.has_linear_term else "since"
     diagonal, coordinates = diagonal_of(core.state.driving.held), core.folding.coordinates(held)
     strengths = core.state.driving.strengths
     moved: dict[str, float] = {}
@@ -171,14 +171,16 @@ def _moved(core: Core, held: Mapping[str, Tensor]) -> str:
             continue
         # Squares of large weights overflow in single precision.
         theta = local(coordinates[name].detach()).to(widest_dtype(parameter.device))
-        anchor = local(at_hand(core.state.anchor[name], parameter)).to(theta.dtype)
+        anchor = local(to_compute(core.state.anchor[name], parameter)).to(theta.dtype)
         square = (theta - anchor).square_()
         moved[name], sizes[name] = float(square.sum()), float(anchor.square().sum())
         if name in diagonal:
-            penalty += core.state.strength * float((local(at_hand(diagonal[name], parameter)) * square).sum())
-        if name in core.state.tilt:
+            penalty += core.state.strength * float((local(to_compute(diagonal[name], parameter)) * square).sum())
+        if name in core.state.linear_term:
             factor = 1.0 if strengths is None else strengths.factor([name])
-            lean += factor * float((local(at_hand(core.state.tilt[name], parameter)) * (theta - anchor)).sum())
+            lean += factor * float(
+                (local(to_compute(core.state.linear_term[name], parameter)) * (theta - anchor)).sum()
+            )
     merged = core.merged.hold(core.state.merged_anchor)
     for name in merged.adapters:
         d = whole(merged.displacement(name))

@@ -56,7 +56,9 @@ def rehearse_holds(core: Core, batches: Iterable[Any] | None, forward: Forward |
                 hold.value(held._replace(tasks=core.state.tasks + 1))
 
 
-def tell_holds(core: Core, anchor: Mapping[str, Tensor], total: Mapping[str, Matrix] | None, data: TaskData) -> None:
+def end_task_of_holds(
+    core: Core, anchor: Mapping[str, Tensor], total: Mapping[str, Matrix] | None, data: TaskData
+) -> None:
     """Let holds take the task in, after which they know the same on all ranks; raises on all if it does on one."""
     importance = None if total is None else core.state.driving.as_held(dict(total))
     for hold in core.options.holds:

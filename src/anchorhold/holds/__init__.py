@@ -12,9 +12,9 @@ from anchorhold.holds.of_batches.dark_experience import DarkExperience
 from anchorhold.holds.of_batches.distillation import Distillation
 from anchorhold.holds.of_batches.replay import Replay
 from anchorhold.holds.of_weights.asymmetric import Asymmetric
+from anchorhold.holds.of_weights.linear_term import LinearTerm
 from anchorhold.holds.of_weights.merged_weights import MergedWeights
 from anchorhold.holds.of_weights.quadratic import Quadratic
-from anchorhold.holds.of_weights.tilt import Tilt
 from anchorhold.holds.of_weights.variational import Variational
 from anchorhold.holds.projection import Projection
 from anchorhold.registry import Registry, registering_class
@@ -61,13 +61,13 @@ __all__ = [
     "Distillation",
     "Held",
     "Hold",
+    "LinearTerm",
     "MergedWeights",
     "Projection",
     "Quadratic",
     "Replay",
     "Reservoir",
     "Ring",
-    "Tilt",
     "Variational",
     "hold",
     "register_hold",

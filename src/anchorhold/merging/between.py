@@ -124,7 +124,7 @@ class Merging:
         self._refuse_weightless()
         for model in self.models[1:]:
             _refuse_the_same_memory(first, model)
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._tell_types()
         self._tell_factors()
 
@@ -333,8 +333,8 @@ class Merging:
         counted = [model for model, c in zip(self.models, shares, strict=True) if c]
         last = self._read(counted[-1], name)
         differs = any(not torch.equal(self._read(model, name).to(last.device), last) for model in counted[:-1])
-        if differs and not name.endswith("num_batches_tracked") and name not in self._told:
-            self._told.add(name)
+        if differs and not name.endswith("num_batches_tracked") and name not in self._warned:
+            self._warned.add(name)
             warn(
                 f"{name!r} holds whole numbers ({last.dtype}), which differ and have no average: those of "
                 f"{counted[-1].label} are taken. If they are quantised weights, load the models in 16 or 32 bits."
@@ -374,8 +374,8 @@ class Merging:
 
     def _tell_statistics(self, shares: Sequence[float]) -> None:
         statistics = [name for name in self._common.names if name.endswith("running_mean")]
-        if statistics and max(shares) < 1 and "statistics" not in self._told:
-            self._told.add("statistics")
+        if statistics and max(shares) < 1 and "statistics" not in self._warned:
+            self._warned.add("statistics")
             warn(
                 f"{statistics[0]!r} and other running statistics of batch norms are averaged, and the mean of two "
                 "networks' statistics is not that of the network in between. Compute them anew before it is used: "

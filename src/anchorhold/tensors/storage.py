@@ -52,7 +52,7 @@ class Storage:
                 "round small importances to 0)."
             )
 
-    def resting(self, tensor: Tensor, parameter: Tensor) -> Tensor:
+    def to_storage(self, tensor: Tensor, parameter: Tensor) -> Tensor:
         """Return a tensor as it rests from task to task; it may share memory with the one given."""
         return self._placed(tensor.to(self.dtype or running_dtype(parameter)), parameter)
 
@@ -85,13 +85,13 @@ class Storage:
         return parameter.device if self.device is None else self.device
 
 
-def at_hand(kept: Tensor, parameter: Tensor) -> Tensor:
+def to_compute(kept: Tensor, parameter: Tensor) -> Tensor:
     """Return what is kept about a parameter where the parameter is: itself, or a copy."""
     return kept if kept.device == parameter.device else kept.to(parameter.device, non_blocking=True)
 
 
 def put_back(used: Tensor, kept: Tensor) -> None:
-    """Keep what was changed :func:`at_hand`."""
+    """Keep what was changed :func:`to_compute`."""
     if used is not kept:
         kept.copy_(used)  # waits, since the processor may read it at any time
 

@@ -11,7 +11,7 @@ from torch import nn
 import anchorhold
 from anchorhold.guard.monitor import FIRST_STEPS as STEPS
 from anchorhold.guard.monitor import LATER_STEP as LATER
-from anchorhold.guard.stepping.optimizers.sgd_bound import largest_curvature, rounded_down
+from anchorhold.guard.stepping.optimizers.effective_rate import largest_curvature, rounded_down
 from tests.guard.sam import SAM
 
 SETTINGS = [

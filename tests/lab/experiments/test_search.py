@@ -295,7 +295,7 @@ def test_runs_that_another_process_makes_are_waited_for(store):
     assert search("permuted-digits", "SI", store, **options, **TINY).stopped is None
 
 
-class Asked:
+class MeanKey:
     """Remembers what it is asked for, and stops."""
 
     def __call__(self, specs, store):
@@ -318,7 +318,7 @@ class Asked:
 )
 def test_where_the_grid_begins(store, measure, options, expected):
     """Around the paper's strength, or, where it gives none, with powers of ten."""
-    asked = Asked()
+    asked = MeanKey()
     assert search("permuted-mnist", measure, store, run=asked, **options).stopped == "interrupted"
     assert asked.strengths == expected
     assert asked.reinitialise == {False, True}

@@ -116,8 +116,8 @@ def checked_batch_norm(value: str | None, ledgers: Mapping[str, Ledger], holds: 
     return value
 
 
-def checked_implicit(value: object, form: Form, batch_norm: str | None, *, leans: bool) -> bool:
-    """Return whether the hold is implicit, or refuse what cannot be; ``leans`` is whether the hold does."""
+def checked_implicit(value: object, form: Form, batch_norm: str | None, *, has_linear_term: bool) -> bool:
+    """Return whether the hold is implicit, or refuse what cannot be."""
     if not isinstance(value, bool):
         raise ConfigurationError(f"implicit={value!r}: expected True or False.")
     if value and batch_norm == "fold":
@@ -125,11 +125,11 @@ def checked_implicit(value: object, form: Form, batch_norm: str | None, *, leans
             "implicit=True with batch_norm='fold', whose hold is on products of the weights: no step that a weight "
             "takes is one of theirs. Take batch_norm='freeze', or leave implicit out."
         )
-    if value and leans and not form.elementwise:
+    if value and has_linear_term and not form.elementwise:
         raise ConfigurationError(
-            f"implicit=True in the form {form.name!r} with anchor='mean', by which the hold leans: along directions of "
-            "no importance rounding alone makes it lean too, and a large strength drives weights away. Take "
-            "anchor='last', the form 'diagonal', or leave implicit out."
+            f"implicit=True in the form {form.name!r} with anchor='mean', which gives the hold a linear term: "
+            "along directions of no importance rounding alone does so too, and a large strength drives weights away. "
+            "Take anchor='last', the form 'diagonal', or leave implicit out."
         )
     if value and form.has_matrix_per_task:
         raise ConfigurationError(
@@ -139,7 +139,7 @@ def checked_implicit(value: object, form: Form, batch_norm: str | None, *, leans
     return value
 
 
-def may_be_implicit(form: Form, batch_norm: str | None, *, leans: bool) -> bool:
+def may_be_implicit(form: Form, batch_norm: str | None, *, has_linear_term: bool) -> bool:
     """Whether a hold of which nobody has said so may act after the step: one by one, or in coordinates.
 
     Those of a layer can be found where they are not kept; those of all weights together would take the cube of them.
@@ -147,7 +147,7 @@ def may_be_implicit(form: Form, batch_norm: str | None, *, leans: bool) -> bool:
     if not (form.elementwise or form.has_eigenbasis or isinstance(form, LayerForm)):
         return False
     try:
-        return checked_implicit(True, form, batch_norm, leans=leans)
+        return checked_implicit(True, form, batch_norm, has_linear_term=has_linear_term)
     except ConfigurationError:
         return False
 

@@ -43,7 +43,7 @@ def why_not_merged(core: Core) -> str:
     return ""
 
 
-def tell_of_unmerged(core: Core) -> None:
+def warn_of_unmerged(core: Core) -> None:
     """Say once which adapter is why all are held by their own parameters, where others could be held merged."""
     if core.runtime.warned.about(_UNMERGED) or not _might_be_merged(core.state):
         return

@@ -24,10 +24,10 @@ from anchorhold.guard.arguments.checked_arguments import (
     named_measures,
     refuse_merged_path,
 )
-from anchorhold.guard.arguments.default_space import tell_of_unmerged
+from anchorhold.guard.arguments.default_space import warn_of_unmerged
 from anchorhold.guard.arguments.selection import Protect, Selection
 from anchorhold.guard.arguments.strengths import USUAL, PatternStrengths, checked_strength
-from anchorhold.guard.core import AnchorKind, Core, GuardState, Options, Runtime, Setting, TaskState, leans
+from anchorhold.guard.core import AnchorKind, Core, GuardState, Options, Runtime, Setting, TaskState, has_linear_term
 from anchorhold.guard.distributed.gathering import Gather, checked_gather
 from anchorhold.guard.ledger import Ledger
 from anchorhold.guard.merged_space import Space
@@ -84,8 +84,8 @@ def new_core(
     strengths = {"strength": strength, "relative_strength": relative_strength}
     driving.strengths = PatternStrengths(c) if isinstance(c, dict) else None
     allowed = checked_space(space, ledgers, others, anchor, batch_norm, implicit=implicit is True)
-    lean = leans(driving.form, anchor, gradient_term=gradient_term)
-    either = implicit is None and may_be_implicit(driving.form, batch_norm, leans=lean)
+    lean = has_linear_term(driving.form, anchor, gradient_term=gradient_term)
+    either = implicit is None and may_be_implicit(driving.form, batch_norm, has_linear_term=lean)
     options = Options(
         Selection(protect),
         storage,
@@ -97,7 +97,7 @@ def new_core(
         batch_norm=checked_batch_norm(batch_norm, ledgers, others),
         named_form=kept_as if isinstance(form, str) else None,
     )
-    pull = None if either else checked_implicit(implicit or False, driving.form, batch_norm, leans=lean)
+    pull = None if either else checked_implicit(implicit or False, driving.form, batch_norm, has_linear_term=lean)
     state = GuardState(
         ledgers,
         driver.name,
@@ -114,7 +114,7 @@ def new_core(
     core = Core(options, state, TaskState(), Runtime(model, group))
     first_look(core)
     core.merged.refuse_parts()
-    tell_of_unmerged(core)
+    warn_of_unmerged(core)
     return core
 
 

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from anchorhold.guard.arguments.strengths import PatternStrengths
 from anchorhold.guard.distributed.ranks import Ranks
-from anchorhold.holds import Held, Quadratic, Tilt
+from anchorhold.holds import Held, LinearTerm, Quadratic
 from anchorhold.tensors.storage import running_dtype
 
 Foldable = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -271,17 +271,17 @@ class FoldedQuadratic(Quadratic):
         return _brought_back(self._folding, pulls, held)
 
 
-class FoldedTilt(Tilt):
+class FoldedLinearTerm(LinearTerm):
     """What it has beside its quadratic, in the same coordinates.
 
     Args:
-        tilt: r, by the names in whose places the maps are held.
+        linear_term: r, by the names in whose places the maps are held.
         folding: the maps.
         factors: by what a parameter's strength differs from the guard's own c, where it does.
     """
 
-    def __init__(self, tilt: Mapping[str, Tensor], folding: Folding, factors: Mapping[str, float]) -> None:
-        super().__init__(tilt, factors)
+    def __init__(self, linear_term: Mapping[str, Tensor], folding: Folding, factors: Mapping[str, float]) -> None:
+        super().__init__(linear_term, factors)
         self._folding = folding
 
     def gradient(self, held: Held) -> Mapping[str, Tensor]:

@@ -17,24 +17,24 @@ class EveryonesBatches:
     Args:
         batches: this process's own.
         ranks: the processes that see different batches.
-        everyone: those that go through all of them together.
+        measuring_ranks: those that go through all of them together.
         look: what is done with the first one before it is measured, and may raise.
     """
 
     def __init__(
-        self, batches: Iterable[Any], ranks: Ranks, everyone: Ranks, look: Callable[[Any], None] | None = None
+        self, batches: Iterable[Any], ranks: Ranks, measuring_ranks: Ranks, look: Callable[[Any], None] | None = None
     ) -> None:
         self.batches = batches
         self.ranks = ranks
-        self.everyone = everyone
+        self.measuring_ranks = measuring_ranks
         self._look = look
 
     def __iter__(self) -> Iterator[Any]:
-        own = self.everyone.together(lambda: iter(self.batches))
+        own = self.measuring_ranks.together(lambda: iter(self.batches))
         while True:
-            found = self.everyone.together(lambda: [_to_processor(batch) for batch in _next(own)])
+            found = self.measuring_ranks.together(lambda: [_to_processor(batch) for batch in _next(own)])
             every = [batch for batches in self.ranks.each(lambda: found) for batch in batches]  # noqa: B023 (called here)
-            if self.everyone.size != self.ranks.size:
+            if self.measuring_ranks.size != self.ranks.size:
                 self._refuse_different(every)
             if not every:
                 return
@@ -45,7 +45,7 @@ class EveryonesBatches:
 
     def _refuse_different(self, batches: list[Any]) -> None:
         """Refuse batches that are others for another part of the same layers, which would be added up as one's."""
-        numbers = self.everyone.each(
+        numbers = self.measuring_ranks.each(
             lambda: checksum(leaf for leaf in tree_leaves(batches) if isinstance(leaf, Tensor))
         )
         if len(set(numbers)) > 1:

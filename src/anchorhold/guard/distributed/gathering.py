@@ -88,13 +88,13 @@ def those_with_parts(model: nn.Module, ranks: Ranks) -> Ranks:
     )
 
 
-def refuse_unless_copies_agree(model: nn.Module, everyone: Ranks) -> None:
+def refuse_unless_copies_agree(model: nn.Module, measuring_ranks: Ranks) -> None:
     """Refuse what processes have whole and different, such as statistics of batch norms: each would measure another.
 
     FSDP2 lets every process have buffers of its own.
     """
     kept = [*model.named_parameters(), *model.named_buffers()]
-    everyone.refuse_unless_equal(
+    measuring_ranks.refuse_unless_equal(
         {f"{name!r} (by checksum)": checksum([tensor]) for name, tensor in kept if not is_sharded(tensor)},
         "layers cannot be measured together. Send those of one process to all: for buffer in model.buffers(): "
         "torch.distributed.broadcast(buffer, 0); nothing was consolidated",

@@ -45,7 +45,7 @@ def refuse_unless_same_run(core: Core, asked: Mapping[str, object]) -> None:
     # Each rank has its own part of a sharded tensor; all others are copies.
     for name, parameter in core.runtime.parameters.items():
         if not is_sharded(parameter):
-            every = (core.state.anchor, core.state.tilt, core.task.start, *core.state.running())
+            every = (core.state.anchor, core.state.linear_term, core.task.start, *core.state.running())
             kept = [tensors[name] for tensors in every if name in tensors]
             facts[f"the weights {name!r} (by checksum)"] = checksum([parameter])
             facts[f"what is known about {name!r} (by checksum)"] = checksum([*kept, *totals.get(name, ())])

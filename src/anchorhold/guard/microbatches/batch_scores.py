@@ -13,7 +13,7 @@ from anchorhold.engine.refusals import check_outputs
 from anchorhold.engine.scores import OutputReading, ReadingEvidence
 from anchorhold.guard.core import Core
 from anchorhold.guard.measurement import DRAWS_APART
-from anchorhold.guard.microbatches.gradient_sums import Asked, Progress
+from anchorhold.guard.microbatches.gradient_sums import MeanKey, Progress
 from anchorhold.tensors.sharding import whole
 from anchorhold.tensors.storage import running_dtype
 
@@ -34,7 +34,7 @@ class BatchScore:
     classes: int | None = None
     """How many classes outputs tell apart: not looked at here."""
 
-    def __init__(self, core: Core, asked: Asked, forward: Forward, before: Progress | None = None) -> None:
+    def __init__(self, core: Core, asked: MeanKey, forward: Forward, before: Progress | None = None) -> None:
         first = next(iter(core.measured.values()))
         self.asked = asked
         self.score = asked.score

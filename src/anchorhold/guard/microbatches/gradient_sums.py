@@ -19,7 +19,7 @@ from anchorhold.tensors.finite import is_finite
 from anchorhold.tensors.sharding import local
 
 
-class Asked(NamedTuple):
+class MeanKey(NamedTuple):
     """What is asked of micro-batches; measures that make something else of the same mean, as a root does, share it."""
 
     score: LogLikelihood
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
     """Of drawn labels."""
 
     @classmethod
-    def by(cls, measure: SampleMeasure) -> "Asked":
+    def by(cls, measure: SampleMeasure) -> "MeanKey":
         """Return what a measure asks for."""
         assert isinstance(measure.score, LogLikelihood)  # others are refused
         return cls(measure.score, measure.sample_limit, measure.draw_seed)
@@ -146,8 +146,8 @@ class Watched:
 
     weights: int
     """A checksum of the weights that it was seen at."""
-    sums: dict[Asked, GradientSums] = field(default_factory=dict)
-    progress: dict[Asked, Progress] = field(default_factory=dict)
+    sums: dict[MeanKey, GradientSums] = field(default_factory=dict)
+    progress: dict[MeanKey, Progress] = field(default_factory=dict)
     classes: Classes = field(default_factory=Classes)
 
     def refuse_unless_at(self, model: nn.Module) -> None:

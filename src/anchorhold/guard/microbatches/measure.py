@@ -17,31 +17,31 @@ from anchorhold.engine.batches import Batch, Forward, KeptInputs, call_model, ch
 from anchorhold.engine.isolation import evaluation_with_gradients
 from anchorhold.engine.refusals import refuse_merged, refuse_nested_backward
 from anchorhold.errors import BatchError, ModelError, OrderError
-from anchorhold.guard.core import Core, GuardState
-from anchorhold.guard.distributed.fsdp_averaging import refuse_unless_averaging
-from anchorhold.guard.distributed.ranks import is_fully_sharded
-from anchorhold.guard.measurement import (
+from anchorhold.guard.batches import (
     Reader,
     check_read_alike,
     look_at_classes,
     warn_if_alone_among_several,
 )
+from anchorhold.guard.core import Core, GuardState
+from anchorhold.guard.distributed.fsdp_averaging import refuse_unless_averaging
+from anchorhold.guard.distributed.ranks import is_fully_sharded
 from anchorhold.guard.microbatches.batch_scores import BatchScore, Scored
 from anchorhold.guard.microbatches.gradient_sums import (
-    Asked,
     GradientSums,
+    MeanKey,
     Watched,
     nothing_seen,
     refuse_unless_finite,
     weights_sum,
 )
-from anchorhold.guard.microbatches.support import MEAN_LOSS, Taken, taken_measures
+from anchorhold.guard.microbatches.support import MEAN_LOSS, MicrobatchSupport, taken_measures
 from anchorhold.guard.monitor import Monitor
 from anchorhold.guard.stepping.observed import gradients_by_backward
 from anchorhold.guard.task_classes import together
 from anchorhold.measures.base import Seen
 from anchorhold.tensors.sharding import is_sharded, like_parameter, local
-from anchorhold.tensors.storage import at_hand, put_back, running_dtype
+from anchorhold.tensors.storage import put_back, running_dtype, to_compute
 
 
 def watch_only(core: Core, monitors: Sequence[Monitor], batches: Iterable[Any], forward: Forward | None) -> None:
@@ -73,7 +73,7 @@ def watch_only(core: Core, monitors: Sequence[Monitor], batches: Iterable[Any], 
     core.task.watched = watched
 
 
-def _checked(core: Core) -> Taken:
+def _checked(core: Core) -> MicrobatchSupport:
     """Return what is asked for, or refuse a model that it cannot be had of."""
     taken = taken_measures(core)
     refuse_merged(core.runtime.model, core.measured)
@@ -115,8 +115,8 @@ def _path_kept(core: Core) -> Iterator[None]:
 
 
 def _go_through(
-    core: Core, taken: Taken, scores: list[BatchScore], path: BatchScore | None, reader: Reader
-) -> dict[Asked, GradientSums]:
+    core: Core, taken: MicrobatchSupport, scores: list[BatchScore], path: BatchScore | None, reader: Reader
+) -> dict[MeanKey, GradientSums]:
     """Go through all batches, all processes in step, and return the sums of all; their first ones count first."""
     ranks, sharded = core.runtime.ranks, is_fully_sharded(core.runtime.model)
     sums = {score.asked: GradientSums() for score in scores}
@@ -148,7 +148,7 @@ def _go_through(
     return sums
 
 
-def _refuse_unless_finite(state: GuardState, taken: Taken, sums: Mapping[Asked, GradientSums]) -> None:
+def _refuse_unless_finite(state: GuardState, taken: MicrobatchSupport, sums: Mapping[MeanKey, GradientSums]) -> None:
     """Refuse gradients that are not numbers, before they spoil what was seen before."""
     for own in sums.values():
         own.refuse_unless_finite()
@@ -229,13 +229,13 @@ def _mean_gradient(
 
 
 @torch.no_grad()
-def _step(core: Core, taken: Taken, gradients: Mapping[str, Tensor], samples: int) -> None:
+def _step(core: Core, taken: MicrobatchSupport, gradients: Mapping[str, Tensor], samples: int) -> None:
     """Let measures along the path see a gradient, as that of a step by which nothing moves."""
     for name, parameter in core.measured.items():
         number = core.task.steps.get(name, 0)
         for label, measure in taken.along_path.items():
             kept = core.state.ledgers[label].states_of(name, parameter)
-            used = {state: at_hand(tensor, parameter) for state, tensor in kept.items()}
+            used = {state: to_compute(tensor, parameter) for state, tensor in kept.items()}
             seen = Seen(gradients[name], samples=samples, number=number)
             measure.update_({state: local(tensor) for state, tensor in used.items()}, seen)
             for state, tensor in used.items():

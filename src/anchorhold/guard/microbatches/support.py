@@ -6,26 +6,26 @@ from anchorhold.engine.phi import SQUARE
 from anchorhold.engine.scores import LogLikelihood
 from anchorhold.errors import ConfigurationError, OrderError
 from anchorhold.guard.core import Core, GuardState
-from anchorhold.guard.microbatches.gradient_sums import Asked
+from anchorhold.guard.microbatches.gradient_sums import MeanKey
 from anchorhold.measures import MEASURES, Fisher, Measure, PathMeasure, SampleMeasure
 
-MEAN_LOSS = Asked(LogLikelihood("true", per="token"), None, None)
+MEAN_LOSS = MeanKey(LogLikelihood("true", per="token"), None, None)
 """What measures along the path see the gradient of: the mean over all labels that count, the usual loss of training."""
 
 
 @dataclass
-class Taken:
+class MicrobatchSupport:
     """What a guard's measures want of micro-batches."""
 
-    of_samples: list[Asked] = field(default_factory=list)
+    of_samples: list[MeanKey] = field(default_factory=list)
     """What measures that are a mean over samples ask for, each once, on all processes in one order."""
     along_path: dict[str, PathMeasure] = field(default_factory=dict)
     """Measures that see one gradient after another, by name."""
 
 
-def taken_measures(core: Core) -> Taken:
+def taken_measures(core: Core) -> MicrobatchSupport:
     """Return what the guard's measures want of micro-batches, or refuse one that cannot be had from them."""
-    found = Taken()
+    found = MicrobatchSupport()
     for name, ledger in core.state.ledgers.items():
         measure, needs = ledger.measure, ledger.measure.needs
         if not (needs.data or needs.path):
@@ -39,8 +39,8 @@ def taken_measures(core: Core) -> Taken:
             )
         if isinstance(measure, PathMeasure):
             found.along_path[name] = measure
-        elif isinstance(measure, SampleMeasure) and Asked.by(measure) not in found.of_samples:
-            found.of_samples.append(Asked.by(measure))
+        elif isinstance(measure, SampleMeasure) and MeanKey.by(measure) not in found.of_samples:
+            found.of_samples.append(MeanKey.by(measure))
     if not (found.of_samples or found.along_path):
         raise ConfigurationError(
             f"watch_only() with {core.state.driver}, which looks at no gradient. Call consolidate()."
@@ -56,11 +56,11 @@ def taken_measures(core: Core) -> Taken:
     return found
 
 
-def asked_of(state: GuardState) -> list[Asked]:
+def asked_of(state: GuardState) -> list[MeanKey]:
     """Return what measures that are a mean over samples can be asked for, each once, in one order."""
     measures = [ledger.measure for ledger in state.ledgers.values() if ledger.form.elementwise]
     able = [measure for measure in measures if isinstance(measure, SampleMeasure) and not why_not(measure)]
-    return list(dict.fromkeys(map(Asked.by, able)))
+    return list(dict.fromkeys(map(MeanKey.by, able)))
 
 
 def why_not(measure: Measure) -> str:

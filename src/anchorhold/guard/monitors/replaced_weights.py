@@ -92,7 +92,7 @@ class ReplacedWeights(Monitor):
         """Warn of those of these parameters that are pulled to what others were."""
         core = self.core
         # What is held as part of something else has an anchor that is none of its own, and so has a mean of solutions.
-        if not others or (core.options.anchor_kind == "mean" and not core.leans):
+        if not others or (core.options.anchor_kind == "mean" and not core.has_linear_term):
             return
         held = core.state.driving.held_names - set(core.folding.names)
         away = {n: distance({n: p}, core.state.anchor) for n, p in others.items() if n in held}

@@ -15,7 +15,7 @@ from anchorhold.errors import warn
 from anchorhold.guard.arguments.checked_arguments import may_be_implicit
 from anchorhold.guard.monitor import OVERSHOOT, Monitor, Step
 from anchorhold.guard.stepping.default_pull import supports_implicit
-from anchorhold.guard.stepping.optimizers.sgd_bound import largest_curvature, rounded_down, sgd_groups, sgd_rates
+from anchorhold.guard.stepping.optimizers.effective_rate import largest_curvature, rounded_down, sgd_groups, sgd_rates
 
 if TYPE_CHECKING:
     from anchorhold.guard.core import Core
@@ -92,7 +92,7 @@ class Stability(Monitor):
         if not supports_implicit(self.core, optimizer):
             return f"or {adam}"
         core = self.core
-        usual = may_be_implicit(core.state.driving.form, core.options.batch_norm, leans=core.leans)
+        usual = may_be_implicit(core.state.driving.form, core.options.batch_norm, has_linear_term=core.has_linear_term)
         said = "implicit=True, as it is by default with SGD" if usual else "implicit=True"
         return f"{adam}, or Guard(..., {said}), whose pull cannot overshoot"
 

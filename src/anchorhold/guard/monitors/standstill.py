@@ -38,7 +38,7 @@ class Standstill(Monitor):
         if not core.state.pulled_after or step.taken + 1 not in (FIRST_STEPS, LATER_STEP) or is_capturing():
             return
         # A tolerance looks after its strength, and a hold with a linear term has its centre elsewhere.
-        if core.state.tolerance is None and not core.state.tilt and self._warned_of != core.state.strength:
+        if core.state.tolerance is None and not core.state.linear_term and self._warned_of != core.state.strength:
             self._before = how_far(core, step.parameters)[0]
 
     def after_pull(self, step: Step) -> None:

@@ -23,7 +23,7 @@ from anchorhold.errors import warn
 from anchorhold.guard.monitor import FIRST_STEPS, LATER_STEP, LEAST_SHARE, Monitor, Step, is_capturing
 from anchorhold.guard.monitors.distances import some_of, times_away
 from anchorhold.guard.stepping.default_pull import supports_implicit
-from anchorhold.guard.stepping.optimizers.sgd_bound import sgd_groups
+from anchorhold.guard.stepping.optimizers.effective_rate import sgd_groups
 from anchorhold.tensors.sharding import local
 from anchorhold.tensors.storage import widest_dtype
 

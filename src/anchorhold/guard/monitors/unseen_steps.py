@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle, unserializable_hook
 from anchorhold.errors import warn
 from anchorhold.guard.monitor import Monitor, is_capturing
 from anchorhold.guard.stepping.optimizers.accepted import IN_PIECES, PENALTY_IN_LOSS, ids, trained_by
-from anchorhold.guard.stepping.out_of_graphs import out_of_graphs
+from anchorhold.guard.stepping.training_calls import out_of_graphs
 from anchorhold.tensors.sharding import is_trained_in_pieces, local
 
 if TYPE_CHECKING:

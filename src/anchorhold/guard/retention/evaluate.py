@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from anchorhold.engine.isolation import evaluation_mode
 from anchorhold.errors import NotFiniteError, OrderError
 from anchorhold.guard.core import Core
+from anchorhold.guard.rollback.averaging import has_moved
+from anchorhold.retention.diagnosis import is_of_another, of_another_model
 from anchorhold.retention.predictions import Sums
 from anchorhold.retention.report import Retention
 from anchorhold.tensors.sharding import is_sharded, reshard
@@ -54,3 +56,24 @@ def refuse_unless_ranks_agree(core: Core) -> None:
     tolerance = None if core.state.tolerance is None else core.state.tolerance.nats
     facts = {"the kept sets": kept, "the tolerance": tolerance, "the strength": core.state.strength}
     core.runtime.ranks.refuse_unless_equal(facts, so="the step was not taken")
+
+
+def warn_of_another_model(core: Core, found: Retention) -> set[str]:
+    """Say once of each set that it is another model's, and return which are.
+
+    That can be known where nothing can have been lost yet: the model was consolidated as it came, and is there still.
+    Where a state was loaded, or tasks were trained, what is lost may have been lost in these.
+    """
+    strange = [
+        each
+        for each in found.sets
+        if core.state.kept[each.name].is_unproven and is_of_another(each.kl, found.tolerance)
+    ]
+    if not strange or not core.state.is_as_given or core.is_trained:
+        return set()
+    if has_moved(core.state, {name: p for name, p in core.runtime.parameters.items() if name in core.state.anchor}):
+        return set()
+    for each in strange:
+        message = of_another_model(each.name, each.kl, found.tolerance)
+        core.state.kept[each.name].warned.once("of another model", message)
+    return {each.name for each in strange}

@@ -18,10 +18,9 @@ from anchorhold.errors import ConfigurationError, OrderError, warn
 from anchorhold.forms.base import is_mean_of_squares
 from anchorhold.guard.arguments.strengths import Importance
 from anchorhold.guard.core import Core
-from anchorhold.guard.retention.evaluate import look, refuse_unless_ranks_agree
-from anchorhold.guard.retention.other_models import tell_of_another_model
+from anchorhold.guard.retention.evaluate import look, refuse_unless_ranks_agree, warn_of_another_model
 from anchorhold.guard.rollback.weight_average import evaluated_weights
-from anchorhold.guard.stepping.optimizers.sgd_bound import largest_strength, sgd_rates
+from anchorhold.guard.stepping.optimizers.effective_rate import largest_strength, sgd_rates
 from anchorhold.guard.stepping.training_calls import TrainingCalls
 from anchorhold.holds.of_weights.quadratic import penalty_value
 from anchorhold.retention import Retention
@@ -39,20 +38,20 @@ of a large one that trains in 16 bits too, since outputs are compared in the pre
 
 
 class Following:
-    """Looks at kept inputs while a model is trained, and lets the strength follow if there is a tolerance."""
+    """Look at kept inputs while a model is trained, and let the strength follow if there is a tolerance."""
 
     def __init__(self, core: Core, calls: TrainingCalls) -> None:
         self.core = core
         self.calls = calls
         self._bounds: WeakKeyDictionary[Optimizer, tuple[object, float]] = WeakKeyDictionary()
         """The largest strength that each optimiser of this task bears, with what that was found by."""
-        self._has_told_of_bound = False
+        self._has_warned_of_bound = False
         self._allowed: float | None = None
         """The tolerance that the last task began with."""
 
     @property
     def controls(self) -> bool:
-        """Whether there is a strength to be controlled."""
+        """Return whether there is a strength to be controlled."""
         return self.core.state.tolerance is not None and self.core.state.is_anchored
 
     def before_step(self, optimizer: Optimizer) -> None:
@@ -100,12 +99,12 @@ class Following:
         control.latest = {each.name: each.kl for each in found.sets}
         control.at = 0
         self._note(0)
-        self._tell_if_used(found, at_last_end)
+        self._warn_if_used(found, at_last_end)
 
-    def _tell_if_used(self, found: Retention, at_last_end: float | None) -> None:
+    def _warn_if_used(self, found: Retention, at_last_end: float | None) -> None:
         """Say so where most of a tolerance is used before a task, unless more was allowed than for the task before."""
         before, self._allowed = self._allowed, found.tolerance
-        if found.worst.name in tell_of_another_model(self.core, found):
+        if found.worst.name in warn_of_another_model(self.core, found):
             return  # which says how much of the tolerance that leaves
         if not self.controls or found.tolerance is None or found.kl <= MOST * found.tolerance:
             return
@@ -141,14 +140,14 @@ class Following:
             aim, bound = core.state.tolerance.aim * core.state.tolerance.nats, self._bearable(optimizer)
             core.state.strength = control.follow(aim, bound)
             if control.worst > aim and core.state.strength >= (1 - 1e-6) * bound:
-                self._tell_of_bound(bound)
+                self._warn_of_bound(bound)
         self._note(steps)
 
-    def _tell_of_bound(self, bound: float) -> None:
+    def _warn_of_bound(self, bound: float) -> None:
         """Say once that more is lost than is aimed at, and that no larger strength can be borne."""
-        if self._has_told_of_bound:
+        if self._has_warned_of_bound:
             return
-        self._has_told_of_bound = True
+        self._has_warned_of_bound = True
         control, tolerance = self.core.state.control, self.core.state.tolerance
         assert tolerance is not None
         warn(

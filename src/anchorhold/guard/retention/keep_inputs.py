@@ -43,15 +43,15 @@ def keep_inputs(
     sharded = core.runtime.ranks.size > 1 and any(map(is_sharded, core.runtime.model.parameters()))
     if sharded:
         _refuse_unless_run_alike(core.runtime, len(batches))
-    _tell_unless_before_training(core, chosen)
+    _warn_unless_before_training(core, chosen)
     with attachment.set_aside():
         # Processes that share a sharded model's parts have to run it alike, and each would cut its own as they are.
         kept = core.runtime.ranks.together(lambda: keep(core.runtime.model, batches, chosen, forward, cut=not sharded))
     core.state.kept.add(kept)
-    _tell_unless_several(core, kept)
-    _tell_if_all_give_the_same(core.runtime, kept)
-    tell_unless_binding(core.state, [kept])
-    tell_if_measured_from(core.state, [kept])
+    _warn_unless_several(core, kept)
+    _warn_if_all_give_the_same(core.runtime, kept)
+    warn_unless_binding(core.state, [kept])
+    warn_if_measured_from(core.state, [kept])
     if attachment.attached():
         attachment.watcher.calls.watch(core.runtime.model)
     return kept
@@ -67,7 +67,7 @@ def _refuse_unless_run_alike(runtime: Runtime, batches: int) -> None:
         )
 
 
-def _tell_unless_before_training(core: Core, name: str) -> None:
+def _warn_unless_before_training(core: Core, name: str) -> None:
     """Say so where weights have left the anchor already: what was lost on the way there does not count."""
     if core.state.is_anchored and core.is_trained and name not in core.state.kept.let_go:
         steps = max(core.task.steps.values())
@@ -78,7 +78,7 @@ def _tell_unless_before_training(core: Core, name: str) -> None:
         )
 
 
-def _tell_unless_several(core: Core, kept: KeptSet) -> None:
+def _warn_unless_several(core: Core, kept: KeptSet) -> None:
     """Say so where a tolerance would be met on so few samples that nobody could say how far others are from them."""
     count = FEW if core.state.tolerance is None else sum(core.runtime.ranks.each(lambda: kept.samples))
     if count == 1:
@@ -94,7 +94,7 @@ def _tell_unless_several(core: Core, kept: KeptSet) -> None:
         )
 
 
-def _tell_if_all_give_the_same(runtime: Runtime, kept: KeptSet) -> None:
+def _warn_if_all_give_the_same(runtime: Runtime, kept: KeptSet) -> None:
     """Say so where processes keep the same inputs, each of which then counts several times."""
     if runtime.ranks.size == 1:
         return
@@ -109,7 +109,7 @@ def _tell_if_all_give_the_same(runtime: Runtime, kept: KeptSet) -> None:
         )
 
 
-def tell_if_measured_from(state: GuardState, kept: Iterable[KeptSet]) -> None:
+def warn_if_measured_from(state: GuardState, kept: Iterable[KeptSet]) -> None:
     """Say once of a set that importance was measured from its inputs: it tells too little of what others lose."""
     if not any(state.measured_from.tasks):
         return
@@ -119,7 +119,7 @@ def tell_if_measured_from(state: GuardState, kept: Iterable[KeptSet]) -> None:
             each.warned.once(_MEASURED, measured_from(each.name, shared, count))
 
 
-def tell_unless_binding(state: GuardState, kept: Iterable[KeptSet]) -> None:
+def warn_unless_binding(state: GuardState, kept: Iterable[KeptSet]) -> None:
     """Say so where a tolerance is more than all that can be lost of a set."""
     for each in kept if state.tolerance is not None else ():
         assert state.tolerance is not None

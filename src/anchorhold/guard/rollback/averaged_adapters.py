@@ -11,7 +11,7 @@ from anchorhold.errors import ConfigurationError, warn
 from anchorhold.guard.core import Core
 from anchorhold.tensors.matrices import products_in
 from anchorhold.tensors.sharding import like_parameter, whole
-from anchorhold.tensors.storage import at_hand, running_dtype
+from anchorhold.tensors.storage import running_dtype, to_compute
 
 SAID_FROM = 0.05
 """The error of a mean, as a share of what was learned, from which it is told of."""
@@ -53,7 +53,7 @@ class AveragedAdapters:
         """Adapters that came after the last consolidation: nothing says what they were, and they stay as they are."""
 
     def _is_held_in_part(self, adapter: Adapter) -> bool:
-        """Whether some of what makes a product has an anchor, and some that is trained has none."""
+        """Return whether some of what makes a product has an anchor, and some that is trained has none."""
         parts = [term.parameters for term in adapter.terms()] or [tuple(adapter.parameters())]
         return any(len({p in self._names for p in part if p.requires_grad}) > 1 for part in parts)
 
@@ -70,7 +70,7 @@ class AveragedAdapters:
             means.errors[path] = error
         return means
 
-    def tell_of(self, means: Means, share: float) -> None:
+    def warn_of(self, means: Means, share: float) -> None:
         """Say of which adapters what they add will not be the mean, or not nearly."""
         if not 0 < share < 1:
             return
@@ -104,7 +104,7 @@ class AveragedAdapters:
             name = self._names.get(parameter)
             if name is None:  # a part that nothing trains, which is what it was
                 return now(parameter)
-            return whole(at_hand(self._anchor[name], parameter)).to(running_dtype(parameter))
+            return whole(to_compute(self._anchor[name], parameter)).to(running_dtype(parameter))
 
         found = {}
         for path, adapter in self._adapters.items():
@@ -122,7 +122,7 @@ def newcomers(core: Core) -> list[str]:
     return [found.path for found in every_adapter(core.runtime.model, new)] if new and core.state.anchor else []
 
 
-def said_of(paths: list[str]) -> str:
+def newcomers_in_words(paths: list[str]) -> str:
     """Say what becomes of adapters that came after the last consolidation."""
     return (
         f"an adapter of {_some(paths)} came after the last consolidation, so that it has no weights from before to go "

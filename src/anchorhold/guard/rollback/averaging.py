@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from anchorhold.errors import ConfigurationError, OrderError, warn
 from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.refreshing import refresh
-from anchorhold.guard.rollback.averaged_adapters import AveragedAdapters, Means, said_of
+from anchorhold.guard.rollback.averaged_adapters import AveragedAdapters, Means, newcomers_in_words
 from anchorhold.settings import checked_share
 from anchorhold.tensors.finite import is_finite
 from anchorhold.tensors.sharding import local
-from anchorhold.tensors.storage import at_hand, running_dtype
+from anchorhold.tensors.storage import running_dtype, to_compute
 
 
 @torch.no_grad()
@@ -28,17 +28,17 @@ def average_with_anchor(core: Core, share: float) -> None:
     if share < 1 and not has_moved(core.state, held):
         warn(f"average(share={share:g}) changes nothing: {_why_nothing(core, adapters)}")
     elif share < 1 and adapters.newcomers:
-        warn(f"average(share={share:g}): {said_of(adapters.newcomers)}")
+        warn(f"average(share={share:g}): {newcomers_in_words(adapters.newcomers)}")
     own = {name: parameter.detach() for name, parameter in held.items()}
     means = adapters.between(own, share)
-    adapters.tell_of(means, share)
+    adapters.warn_of(means, share)
     move_to(core.state, held, own, share, means)
 
 
 def _why_nothing(core: Core, adapters: AveragedAdapters) -> str:
     """Say why no weight has moved that could go back."""
     if adapters.newcomers:
-        return said_of(adapters.newcomers)
+        return newcomers_in_words(adapters.newcomers)
     new = [name for name, p in core.runtime.parameters.items() if p.requires_grad and name not in core.state.anchor]
     if new:
         return (
@@ -52,7 +52,7 @@ def _why_nothing(core: Core, adapters: AveragedAdapters) -> str:
 
 
 def has_moved(state: GuardState, held: Mapping[str, nn.Parameter]) -> bool:
-    """Whether any weight is elsewhere than its anchor, as far as that is kept."""
+    """Return whether any weight is elsewhere than its anchor, as far as that is kept."""
     for name, parameter in held.items():
         anchor = local(state.anchor[name])
         if not torch.equal(local(parameter).to(anchor), anchor):
@@ -99,6 +99,6 @@ def move_to(
     """Put weights at θ* + share·(θ − θ*), with θ as given, which may be themselves; and adapters at their means."""
     for name, parameter in held.items():
         dtype = running_dtype(parameter)
-        before = at_hand(state.anchor[name], parameter).to(dtype)
+        before = to_compute(state.anchor[name], parameter).to(dtype)
         found = means.values.get(name)
         parameter.copy_(torch.lerp(before, own[name].to(dtype), share) if found is None else found)

@@ -12,7 +12,7 @@ from anchorhold.errors import ConfigurationError, OrderError, warn
 from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.refreshing import refresh
 from anchorhold.guard.retention.evaluate import look
-from anchorhold.guard.rollback.averaged_adapters import AveragedAdapters, newcomers, said_of
+from anchorhold.guard.rollback.averaged_adapters import AveragedAdapters, newcomers, newcomers_in_words
 from anchorhold.guard.rollback.averaging import average_with_anchor, checked_way, move_to
 from anchorhold.guard.rollback.weight_average import refuse_between_averages
 from anchorhold.guard.stepping.attachment import Attachment
@@ -21,8 +21,8 @@ from anchorhold.retention.controller import checked_nats
 from anchorhold.retention.way_back import PulledBack, furthest_within
 
 
-class GoingBack:
-    """Takes a guard's weights back towards their anchor, and knows how far they last went.
+class Rollback:
+    """Move a guard's weights back towards their anchor, and know how far they last went.
 
     Args:
         core: what the guard knows.
@@ -50,7 +50,7 @@ class GoingBack:
             found = replace(pull_back(self.core, own), never_attached=self._was_never_attached)
         if found.outcome == "cannot be met" or found.is_undone or found.single is not None:
             late = newcomers(self.core) if found.outcome == "cannot be met" else []
-            warn(f"{found} But {said_of(late)}" if late else str(found))
+            warn(f"{found} But {newcomers_in_words(late)}" if late else str(found))
         self.last = found
         return found
 
@@ -59,7 +59,7 @@ class GoingBack:
         """Go back as a task's end asks for, by a share and to the tolerance; if that end fails, nothing has moved."""
         core, to_tolerance = self.core, self._is_due
         self._refuse_to_move_what_was_watched(share, to_tolerance=to_tolerance)
-        self._tell_of_what_nothing_held()
+        self._warn_of_what_nothing_held()
         if share is None and not to_tolerance:
             yield
             return
@@ -86,7 +86,7 @@ class GoingBack:
 
     @property
     def _is_due(self) -> bool:
-        """Whether a task ends with a tolerance to be met."""
+        """Return whether a task ends with a tolerance to be met."""
         core = self.core
         expected = (
             core.state.kept or core.state.kept.expected
@@ -95,7 +95,7 @@ class GoingBack:
 
     @property
     def _was_never_attached(self) -> bool:
-        """Whether no step was seen of the task that was trained last, here or by whoever saved what was loaded."""
+        """Return whether no step of the last task was seen, here or by whoever saved what was loaded."""
         core = self.core
         return not (self.attachment.was_attached or core.task.steps or core.state.control.trace)
 
@@ -119,7 +119,7 @@ class GoingBack:
             "and consolidate()."
         )
 
-    def _tell_of_what_nothing_held(self) -> None:
+    def _warn_of_what_nothing_held(self) -> None:
         """Say so if a tolerance was passed in a task in which there was no anchor to go back to."""
         core = self.core
         if core.state.tolerance is None or core.state.is_anchored or not (core.state.kept and core.task.steps):

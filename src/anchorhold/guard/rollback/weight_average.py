@@ -74,7 +74,7 @@ def refuse_between_averages(optimizers: Iterable[Optimizer]) -> None:
 
 
 def _is_between_averages(optimizer: Optimizer) -> bool:
-    """Whether an optimiser has modes, as schedule-free ones do, and is in that of training."""
+    """Return whether an optimiser has modes, as schedule-free ones do, and is in that of training."""
     modes = all(callable(getattr(optimizer, mode, None)) for mode in ("eval", "train"))
     return modes and any(group.get("train_mode") is True for group in optimizer.param_groups)
 

@@ -27,7 +27,7 @@ from anchorhold.guard.state.checks import (
     check_values,
 )
 from anchorhold.guard.state.files import VERSION
-from anchorhold.guard.state.form import take_its_form, tell_of_its_form
+from anchorhold.guard.state.form import take_its_form, warn_of_its_form
 from anchorhold.guard.state.microbatches import WATCHED, watched_of, watched_tensors, watched_values
 from anchorhold.guard.state.places import by_parameter, parameters_of, place_of, running_kinds
 from anchorhold.guard.state.settings import (
@@ -101,7 +101,7 @@ def from_state(core: Core, state: Mapping[str, Any]) -> None:
         core.runtime.version += 1
         raise
     core.state.space = core.state.space.closed()
-    tell_of_its_form(core, form)
+    warn_of_its_form(core, form)
 
 
 def _take_its_space(core: Core, state: Mapping[str, Any]) -> None:
@@ -164,14 +164,14 @@ def _take(core: Core, state: Mapping[str, Any]) -> None:
     core.state.left_frozen, core.state.labels, task, core.state.frozen_norms = noted
     core.state.folded_norms = dict(state.get("folded_norms", {}))
     core.task.head = HeadGradients(task)
-    core.state.anchor, core.task.start, core.state.tilt = kept["anchor"], kept["start"], kept["tilt"]
+    core.state.anchor, core.task.start, core.state.linear_term = kept["anchor"], kept["start"], kept["tilt"]
     core.state.merged_anchor = changes
     core.runtime.forget_replaced()  # a state does not know of which objects it is
     take_its_pull(core, state)
     known = core.runtime.parameters.keys() | core.state.anchor.keys() | core.task.steps.keys()
     core.runtime.parameters = {name: p for name, p in parameters.items() if name in known}
     for label, ledger in core.state.ledgers.items():
-        ledger.settle(restored[label])
+        ledger.commit(restored[label])
         ledger.weights = dict(state.get("averages", {}).get(label, {}))
         ledger.running = {running: kept[kind] for running, kind in running_kinds(label, ledger).items()}
     core.runtime.version += 1
@@ -221,7 +221,7 @@ def _keeper(options: Options, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
     """Return how tensors of this kind are kept."""
     if kind == "start":
         return options.storage.exact
-    return options.storage.running if kind.startswith("running") else options.storage.resting
+    return options.storage.running if kind.startswith("running") else options.storage.to_storage
 
 
 def _restored(
@@ -238,7 +238,7 @@ def _restored(
             )
         gather = (lambda tensor: tensor) if ledger.form.elementwise else whole  # a matrix is kept in parts by itself
         matrix = ledger.form.restore(blocks[name], {part: gather(t) for part, t in parts.items()}, parameters)
-        found[name] = core.resting_matrix(matrix.map(Tensor.clone), ledger, once, parameters)
+        found[name] = core.matrix_to_storage(matrix.map(Tensor.clone), ledger, once, parameters)
     # In the model's order, as they were measured: a file has them by name, and sums over them are rounded by order.
     return {name: found[name] for name in blocks if name in found}
 
@@ -259,7 +259,7 @@ def _merged_anchor(core: Core, merged: Mapping[str, dict[str, Tensor]]) -> dict[
             raise StateError(
                 f"The state is damaged: the anchor of the merged {name!r} has NaN or infinities. Use another copy."
             )
-        keep = partial(core.options.storage.resting, parameter=core.measured[name])
+        keep = partial(core.options.storage.to_storage, parameter=core.measured[name])
         found[name] = mapped(mapped(change, Tensor.clone), keep)
     return found
 

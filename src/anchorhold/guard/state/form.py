@@ -25,7 +25,7 @@ def take_its_form(core: Core, state: Mapping[str, Any]) -> None:
             core.state.driving.form = meaning
 
 
-def tell_of_its_form(core: Core, before: Form) -> None:
+def warn_of_its_form(core: Core, before: Form) -> None:
     """Say so where a state has brought a form that its name does not mean any more."""
     named, own = core.options.named_form, core.state.driving.form
     if named is None or own in (named, before):

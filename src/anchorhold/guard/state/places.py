@@ -76,7 +76,7 @@ def _ledger(state: GuardState, place: StatePlace) -> Ledger:
 
 def by_parameter(core: Core) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of a memory that are shaped as parameters are, by what they are."""
-    groups = {"anchor": core.state.anchor, "start": core.task.start, "tilt": core.state.tilt}
+    groups = {"anchor": core.state.anchor, "start": core.task.start, "tilt": core.state.linear_term}
     for label, ledger in core.state.ledgers.items():
         groups |= {kind: ledger.running[state] for state, kind in running_kinds(label, ledger).items()}
     return groups

@@ -95,7 +95,7 @@ def _may_differ(core: Core, state: Mapping[str, Any]) -> bool:
 
 def _may_be_told(core: Core) -> bool:
     """Whether a guard takes its pull from a state: nobody has said so here, and both would do."""
-    may_be = may_be_implicit(core.state.driving.form, core.options.batch_norm, leans=core.leans)
+    may_be = may_be_implicit(core.state.driving.form, core.options.batch_norm, has_linear_term=core.has_linear_term)
     return may_be and not core.state.implicit.is_given
 
 

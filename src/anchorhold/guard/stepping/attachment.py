@@ -23,7 +23,7 @@ from anchorhold.guard.rollback.weight_average import evaluated_weights
 from anchorhold.guard.stepping.default_pull import Owned, decide, set_implicit
 from anchorhold.guard.stepping.observed import Observed, gradients_of_halves, protected_gradients, unscaled
 from anchorhold.guard.stepping.optimizers.accepted import check_optimizer, ids, innermost, trained_by
-from anchorhold.guard.stepping.optimizers.effective_rate import check_reach
+from anchorhold.guard.stepping.optimizers.effective_rate import check_effective_rate
 from anchorhold.guard.stepping.watcher import StepWatcher
 
 _HELD_TWICE = (
@@ -33,7 +33,7 @@ _HELD_TWICE = (
 
 
 class Attachment:
-    """What ties a guard to optimisers; see :class:`~anchorhold.Guard` for what its calls are for."""
+    """Tie a guard to optimizers; see :class:`~anchorhold.Guard` for what its calls are for."""
 
     def __init__(self, core: Core, monitors: Sequence[type[Monitor]]) -> None:
         self.core = core
@@ -58,7 +58,7 @@ class Attachment:
         for optimizer in optimizers:
             check_optimizer(optimizer, core.runtime.parameters, frozen)
             if hold and core.state.implicit.value and not core.state.implicit.is_open:
-                check_reach(optimizer, core.state.driving.form)
+                check_effective_rate(optimizer, core.state.driving.form)
         # Before anything is hooked: a warning may be an error to the caller.
         owned = self.owned() | {key for optimizer in optimizers for key in ids(trained_by(optimizer))}
         given = {id(optimizer): optimizer for optimizer in optimizers}
@@ -86,7 +86,7 @@ class Attachment:
 
     @property
     def holds_by_itself(self) -> bool:
-        """Whether some attached optimiser's steps are held back."""
+        """Return whether some attached optimiser's steps are held back."""
         return bool(self.held())
 
     def held(self) -> Owned:
@@ -94,7 +94,7 @@ class Attachment:
         return {each: self.watcher.layouts.owned(each) for each in self.attached() if each in self._held}
 
     def decide_pull(self) -> None:
-        """Let those optimisers decide whether the hold acts after their steps, where nobody has."""
+        """Let attached optimizers decide whether the hold acts after their steps, where the user has not."""
         decide(self.core, self.held())
 
     def set_implicit(self, value: bool | None) -> None:
@@ -103,9 +103,9 @@ class Attachment:
         self.decide_pull()
 
     def give_away(self, penalty: Tensor) -> None:
-        """Take note that the penalty's value was asked for: to be part of a loss where no optimiser is attached.
+        """Note that the penalty's value was asked for: to be part of a loss, where no optimizer is attached.
 
-        Where one holds by it already, it acts twice as soon as it is differentiated, of which the user is warned once.
+        Warn once if an attached optimizer holds by it already, as soon as it is differentiated: then it acts twice.
         """
         if not self.attached():
             for monitor in self.monitors:
@@ -114,14 +114,14 @@ class Attachment:
             penalty.register_hook(lambda _gradient: self.core.runtime.warned.once("held twice", _HELD_TWICE))
 
     def look_out(self) -> None:
-        """Let monitors watch from now on, also while the guard is attached to nothing."""
+        """Let monitors watch from now on, also while no optimizer is attached."""
         owned = self.owned()
         trained = {name: p for name, p in self.core.runtime.parameters.items() if id(p) in owned}
         for monitor in self.monitors:
             monitor.watch(self.attached(), trained)
 
     def may_attach(self, optimizer: Optimizer) -> bool:
-        """Whether an optimiser trains protected parameters, or frozen ones that will be once they are unfrozen."""
+        """Return whether an optimizer trains protected parameters, or frozen ones that may be unfrozen."""
         core = self.core
         return _trains(optimizer, ids([*core.runtime.parameters.values(), *core.frozen.values()]))
 
@@ -150,10 +150,10 @@ class Attachment:
         self.watcher.measures.observed = Observed()
         self.watcher.layouts.forget()
 
-    def settle_norms(self) -> None:
-        """Let batch norms be as they are to be from now on."""
+    def keep_statistics(self) -> None:
+        """Keep the statistics of batch norms as they are to be from now on."""
         self.core.keep_statistics()
-        self.watcher.maps.note(self.core.folding, self.core.runtime.ranks)
+        self.watcher.update.maps.note(self.core.folding, self.core.runtime.ranks)
 
     def owned(self) -> set[int]:
         """Return the ids of all parameters that attached optimisers train."""
@@ -251,7 +251,7 @@ class Attachment:
 
 
 def _trains(optimizer: object, parameters: Collection[int]) -> bool:
-    """Whether an optimiser trains any of the parameters that have these ids."""
+    """Return whether an optimiser trains any of the parameters that have these ids."""
     return isinstance(optimizer, Optimizer) and not ids(trained_by(optimizer)).isdisjoint(parameters)
 
 

@@ -1,4 +1,4 @@
-"""Parameters that are walked through together: one by itself, in pieces, or many small ones side by side in a row.
+"""Parameters that are updated together: one by itself, in pieces, or many small ones side by side in a row.
 
 The work around a step is element by element, so it does not matter whose elements lie beside whose. For a parameter of
 a few elements the calls cost more than the arithmetic; in a row they are paid once for all of them. What is kept about
@@ -18,7 +18,7 @@ from anchorhold.guard.distributed.rank_gradients import RankGradients
 from anchorhold.guard.stepping.observed import Observed
 from anchorhold.guard.stepping.optimizers.accepted import refuse_sparse
 from anchorhold.tensors.sharding import is_sharded
-from anchorhold.tensors.storage import at_hand, running_dtype
+from anchorhold.tensors.storage import running_dtype, to_compute
 
 SMALL = 2**14
 """Elements up to which a parameter is small: beyond, a pass over it takes longer than a call."""
@@ -27,7 +27,7 @@ ROW = 2**17
 
 
 class Bundle(ABC):
-    """Some parameters, with what is known of the step that they are about to take."""
+    """Some parameters of one optimizer, with their gradients in the step that they are about to take."""
 
     def __init__(self, core: Core, parameters: Mapping[str, nn.Parameter], *, held: bool) -> None:
         self.core = core
@@ -85,7 +85,7 @@ class Bundle(ABC):
 
     @abstractmethod
     def begun(self, key: str) -> bool:
-        """Whether a measure has running states already."""
+        """Return whether a measure has running states already."""
 
     @abstractmethod
     def buffer(self, purpose: str) -> Tensor:
@@ -113,11 +113,11 @@ class Bundle(ABC):
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the parameters are still where, and as precise as, they were laid out for."""
+        """Return whether the parameters are still where, and as precise as, they were laid out for."""
         return True
 
     def is_finite(self, name: str) -> bool:
-        """Whether one parameter's gradients hold numbers alone."""
+        """Return whether one parameter's gradients hold numbers alone."""
         return True
 
     def put_back(self) -> None:
@@ -127,7 +127,7 @@ class Bundle(ABC):
                 parameter.grad = own
         self.handed = [None] * len(self.parameters)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Drop the gradients of a step that has ended, so that they can be freed before the next one's are made."""
         self.own, self.handed = [], []
         self.gradient = self.independent = self.squares = None
@@ -170,14 +170,14 @@ class Single(Bundle):
         core = self.core
         matrix = core.state.driving.held[self.name]
         assert isinstance(matrix, DiagonalMatrix)
-        return at_hand(matrix.omega, self.like), at_hand(core.state.anchor[self.name], self.like)
+        return to_compute(matrix.omega, self.like), to_compute(core.state.anchor[self.name], self.like)
 
     def states(self, key: str) -> dict[str, Tensor]:
         """Return the states of this parameter."""
         return self.core.state.ledgers[key].states_of(self.name, self.like)
 
     def begun(self, key: str) -> bool:
-        """Whether this parameter has any."""
+        """Return whether this parameter has any."""
         return self.core.state.ledgers[key].knows(self.name)
 
     def buffer(self, purpose: str) -> Tensor:
@@ -274,7 +274,7 @@ class Several(Bundle):
         given = [gradient for gradient in (*seen, *second) if gradient is not None]
         if len(given) < len(seen) + len(second) or (seen is not self.own and any(grad is None for grad in self.own)):
             return False
-        if any(gradient.is_sparse for gradient in given):
+        if [gradient for gradient in given if gradient.is_sparse]:
             refuse_sparse(dict(zip(self.names, self.parameters, strict=True)))
         gradients = given[: len(seen)]
         self._looked = not observed.gradient
@@ -296,12 +296,12 @@ class Several(Bundle):
 
     @property
     def is_in_place(self) -> bool:
-        """Whether all of them are."""
+        """Return whether all of them are."""
         dtype, device = self._place
-        return all(p.dtype is dtype and p.device == device for p in self.parameters)
+        return not [p for p in self.parameters if p.dtype is not dtype or p.device != device]
 
     def is_finite(self, name: str) -> bool:
-        """Whether this parameter's places in the rows hold numbers alone."""
+        """Return whether this parameter's places in the rows hold numbers alone."""
         place = self.names.index(name)
         rows = [row for row in (self.gradient, self.independent) if row is not None]
         return all(bool(self._cut(row)[place].isfinite().all()) for row in rows)
@@ -312,7 +312,7 @@ class Several(Bundle):
 
     def anchored(self) -> tuple[Tensor, Tensor]:
         """Return Ω and θ*."""
-        return at_hand(self._omega, self.like), at_hand(self._anchor, self.like)
+        return to_compute(self._omega, self.like), to_compute(self._anchor, self.like)
 
     def states(self, key: str) -> dict[str, Tensor]:
         """Return the states of all, of which the guard's own are views."""
@@ -324,7 +324,7 @@ class Several(Bundle):
         return self._states[key]
 
     def begun(self, key: str) -> bool:
-        """Whether there are any; all parameters have gradients, so it makes no difference."""
+        """Return whether there are any; all parameters have gradients, so it makes no difference."""
         return True
 
     def buffer(self, purpose: str) -> Tensor:
@@ -400,7 +400,7 @@ def bundles_of(
     Args:
         core: what the guard knows.
         parameters: all that an optimiser moves of the protected ones.
-        alone: the names of those that are walked by themselves, whatever their size.
+        alone: the names of those that are updated by themselves, whatever their size.
         elementwise: whether the hold acts on each weight by itself.
     """
     alone = set(alone)

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from anchorhold.errors import ConfigurationError, OptimizerError, warn
 from anchorhold.guard.arguments.checked_arguments import checked_implicit, may_be_implicit
 from anchorhold.guard.core import Core, GuardState, Setting
-from anchorhold.guard.stepping.optimizers.effective_rate import check_blocks, check_reach, is_sgd
+from anchorhold.guard.stepping.optimizers.effective_rate import check_blocks, check_effective_rate, is_sgd
 from anchorhold.tensors.sharding import is_sharded
 from anchorhold.tensors.storage import running_dtype
 
@@ -45,7 +45,7 @@ def why_explicit(core: Core, held: Owned) -> str:
     blocks = [] if form.elementwise else _blocks(core)
     try:
         for optimizer, owned in held.items():
-            check_reach(optimizer, form)
+            check_effective_rate(optimizer, form)
             if not is_sgd(optimizer):  # as a diagonal, where it could be either
                 return f"with {type(optimizer).__name__}"
             if blocks:
@@ -60,8 +60,8 @@ def supports_implicit(core: Core, optimizer: Optimizer) -> bool:
     """Return whether this guard could have been made with ``implicit=True``, for this optimizer."""
     form = core.state.driving.form
     try:
-        checked_implicit(True, form, core.options.batch_norm, leans=core.leans)
-        check_reach(optimizer, form)
+        checked_implicit(True, form, core.options.batch_norm, has_linear_term=core.has_linear_term)
+        check_effective_rate(optimizer, form)
     except (ConfigurationError, OptimizerError):
         return False
     return core.state.space.value != "merged"
@@ -78,13 +78,13 @@ def _why_with_any(core: Core) -> str:
         few := {str(p.dtype) for p in core.runtime.parameters.values() if running_dtype(p) != p.dtype}
     ):
         return f"with weights of {min(few).removeprefix('torch.')}, to which small pulls would be lost by rounding"
-    if not form.elementwise and not form.has_eigenbasis and not _lies_at_hand(core):
+    if not form.elementwise and not form.has_eigenbasis and not _is_kept_as_computed(core):
         return "since its coordinates would be found anew at every step"
     return ""
 
 
-def _lies_at_hand(core: Core) -> bool:
-    """Whether Q is kept where weights are, and as they are, so that what is found from it is found once."""
+def _is_kept_as_computed(core: Core) -> bool:
+    """Return whether Q is kept where weights are, and as they are, so that what is found from it is found once."""
     storage = core.state.driving.storage
     return not any(
         is_sharded(p) or storage.dtype not in (None, running_dtype(p)) or storage.device not in (None, p.device)
@@ -114,15 +114,19 @@ def give_up(state: GuardState, why: OptimizerError) -> None:
 def set_implicit(core: Core, value: bool | None, held: Iterable[Optimizer]) -> None:
     """Hold in another way from now on, or refuse it and stay as it was."""
     form = core.state.driving.form
-    is_open = value is None and may_be_implicit(form, core.options.batch_norm, leans=core.leans)
-    found = None if is_open else checked_implicit(value or False, form, core.options.batch_norm, leans=core.leans)
+    is_open = value is None and may_be_implicit(form, core.options.batch_norm, has_linear_term=core.has_linear_term)
+    found = (
+        None
+        if is_open
+        else checked_implicit(value or False, form, core.options.batch_norm, has_linear_term=core.has_linear_term)
+    )
     if found and core.state.space.value == "merged":
         raise ConfigurationError(
             "implicit=True with adapters that are held by their merged weights, which take no steps of their own. Make "
             "a Guard with space='weights', or leave implicit as it is."
         )
     for optimizer in held if found else ():
-        check_reach(optimizer, form)
+        check_effective_rate(optimizer, form)
     core.state.implicit = Setting(found, "given" if value is not None else "open" if is_open else "default")
     if found:
         core.state.space = core.state.space.closed()

@@ -11,59 +11,62 @@ from anchorhold.forms import DiagonalMatrix, Matrix
 from anchorhold.guard.core import Core
 from anchorhold.guard.stepping.bundles import Bundle, Several
 from anchorhold.guard.stepping.default_pull import give_up
-from anchorhold.guard.stepping.optimizers.effective_rate import Reach, check_blocks, check_reach, reaches_of
+from anchorhold.guard.stepping.optimizers.effective_rate import (
+    EffectiveRate,
+    check_blocks,
+    check_effective_rate,
+    effective_rates,
+)
 from anchorhold.holds.of_weights.implicit import pull_implicitly_, pulled
 from anchorhold.holds.of_weights.quadratic import displacement
 from anchorhold.tensors.pieces import in_pieces
-from anchorhold.tensors.storage import at_hand, running_dtype
+from anchorhold.tensors.storage import running_dtype, to_compute
 
 
 class ImplicitPull:
-    """Pulls weights after steps."""
+    """Pull weights after steps, where the quadratic hold is implicit."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
 
-    def check(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter], *, hold: bool) -> None:
-        """Refuse a step whose pull could not be found, while nothing has changed; one by default joins the gradient."""
-        if not hold or not self.core.state.pulled_after:
-            return
+    def check(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
+        """Raise :class:`OptimizerError` if the pull after a step could not be found, while nothing has changed.
+
+        Where the hold acts after steps by default, it joins the gradient from now on instead, with a warning.
+        """
         core = self.core
-        held = core.state.driving.held.values()
-        blocks = [matrix.block.parameters for matrix in held if not isinstance(matrix, DiagonalMatrix)]
+        if not core.state.pulled_after:
+            return
+        form = core.state.driving.form
         try:
-            check_reach(optimizer, core.state.driving.form)  # a schedule may have set another momentum since attach()
-            if blocks:
-                check_blocks(optimizer, core.state.driving.form, blocks, owned)
+            check_effective_rate(optimizer, form)  # a schedule may have set another momentum since attach()
+            if not form.elementwise:
+                held = core.state.driving.held.values()
+                blocks = [matrix.block.parameters for matrix in held if not isinstance(matrix, DiagonalMatrix)]
+                check_blocks(optimizer, form, blocks, owned)
         except OptimizerError as error:
             if not core.state.implicit.is_open:
                 raise
             give_up(core.state, error)
 
-    def begin(self, bundles: Sequence[Bundle], *, hold: bool) -> None:
-        """Look at a step that is about to be taken.
-
-        What has no gradient of the task's is moved too, by the pull alone, so it is handed a gradient of 0.
-        """
-        if not hold or not self.core.state.pulled_after:
-            return
-        held = self.core.state.driving.held_names
+    def begin(self, bundles: Sequence[Bundle]) -> None:
+        """Give held parameters without a gradient one of 0, so that a step moves them by the pull alone."""
         for bundle in bundles:
             for i, (name, parameter) in enumerate(zip(bundle.names, bundle.parameters, strict=True)):
-                if name in held and parameter.grad is None:
+                if parameter.grad is None and name in self.core.state.driving.held_names:
                     bundle.handed[i] = parameter.grad = torch.zeros_like(parameter)
 
     def pull(self, optimizer: Optimizer, bundles: Sequence[Bundle], owned: Mapping[str, nn.Parameter]) -> None:
         """Pull all weights that are held, after the step that they have taken."""
         core = self.core
-        reaches = reaches_of(optimizer, owned)
+        rates = effective_rates(optimizer, owned)
         if core.state.driving.form.elementwise:
             for bundle in bundles:
                 if bundle.held:
-                    self._pull_bundle(bundle, reaches)
+                    self._pull_bundle(bundle, rates)
             return
         for matrix in core.state.driving.held.values():
-            first = reaches.get(matrix.block.parameters[0])
+            first = rates.get(matrix.block.parameters[0])
             if first is None:
                 continue
             if isinstance(matrix, DiagonalMatrix):
@@ -73,39 +76,44 @@ class ImplicitPull:
 
     # Element by element
 
-    def _pull_bundle(self, bundle: Bundle, reaches: Mapping[str, Reach]) -> None:
-        own = [reaches.get(name) for name in bundle.names]
+    def _pull_bundle(self, bundle: Bundle, rates: Mapping[str, EffectiveRate]) -> None:
+        own = [rates.get(name) for name in bundle.names]
         first = own[0]
-        alike = [reach for reach in own if reach is not None and first is not None and reach.is_like(first)]
-        if not isinstance(bundle, Several) or self.core.state.tilt or first is None or len(alike) < len(own):
-            for name, parameter, reach in zip(bundle.names, bundle.parameters, own, strict=True):
-                if reach is not None:
-                    self._pull_alone(name, parameter, reach)
+        alike = [rate for rate in own if rate and first and (rate is first or rate.is_like(first))]
+        if isinstance(bundle, Several) and not self.core.state.linear_term and first and len(alike) == len(own):
+            kept = [bundle.side_by_side(f"kept {i}", [rate.kept[i] for rate in alike]) for i in range(len(first.kept))]
+            self._pull_in_pieces(bundle.weights("weights"), *bundle.anchored(), first, kept, None)
+            bundle.move()
             return
-        kept = [bundle.side_by_side(f"kept {i}", [reach.kept[i] for reach in alike]) for i in range(len(first.kept))]
-        theta = bundle.weights("weights")
-        self._walk(theta, *bundle.anchored(), first, kept, None)
-        bundle.move()
+        for name, parameter, rate in zip(bundle.names, bundle.parameters, own, strict=True):
+            if rate is not None:
+                self._pull_alone(name, parameter, rate)
 
-    def _pull_alone(self, name: str, parameter: nn.Parameter, reach: Reach) -> None:
+    def _pull_alone(self, name: str, parameter: nn.Parameter, rate: EffectiveRate) -> None:
         core = self.core
         matrix = core.state.driving.held[name]
         assert isinstance(matrix, DiagonalMatrix)
-        omega, anchor = at_hand(matrix.omega, parameter), at_hand(core.state.anchor[name], parameter)
-        tilt = self._leaning(name, parameter) if name in core.state.tilt else None
-        self._walk(parameter.detach(), omega, anchor, reach, reach.kept, tilt)
+        omega, anchor = to_compute(matrix.omega, parameter), to_compute(core.state.anchor[name], parameter)
+        linear_term = self._linear_term(name, parameter) if name in core.state.linear_term else None
+        self._pull_in_pieces(parameter.detach(), omega, anchor, rate, rate.kept, linear_term)
 
-    def _walk(
-        self, theta: Tensor, omega: Tensor, anchor: Tensor, reach: Reach, kept: Sequence[Tensor], tilt: Tensor | None
+    def _pull_in_pieces(
+        self,
+        theta: Tensor,
+        omega: Tensor,
+        anchor: Tensor,
+        rate: EffectiveRate,
+        kept: Sequence[Tensor],
+        linear_term: Tensor | None,
     ) -> None:
-        """Pull weights in pieces that stay in cache."""
+        """Pull weights as ``pull_implicitly_`` does, in pieces that stay in cache."""
         dtype, factor = running_dtype(theta), 2 * self.core.state.strength
-        leaning = [] if tilt is None else [tilt]
-        for here, *more in in_pieces([theta, omega, anchor, *kept, *leaning]):
-            own_omega, own_anchor, *rest = (each.to(dtype) for each in more)
-            own_tilt = rest.pop() if leaning else None
+        linear = [] if linear_term is None else [linear_term]
+        for here, *more in in_pieces([theta, omega, anchor, *kept, *linear]):
+            own_omega, own_anchor, *rest = [each.to(dtype) for each in more]
+            own_linear = rest.pop() if linear else None
             wide = here.to(dtype)
-            pull_implicitly_(wide, own_omega, own_anchor, factor, reach.of(tuple(rest)), own_tilt)
+            pull_implicitly_(wide, own_omega, own_anchor, factor, rate.of(tuple(rest)), own_linear)
             if wide is not here:
                 here.copy_(wide)
 
@@ -115,19 +123,18 @@ class ImplicitPull:
         assert rate is not None
         d = displacement(matrix, owned, self.core.state.anchor)
         factor = min(2 * self.core.state.strength * rate, torch.finfo(next(iter(d.values())).dtype).max)
-        found = pulled(matrix.to_compute(d), d, factor, self._tilt(d))
-        for name, pull in found.items():
+        known = self.core.state.linear_term
+        linear_term = None
+        if known.keys() & d.keys():
+            linear_term = {
+                n: self._linear_term(n, x).to(x.dtype) if n in known else torch.zeros_like(x) for n, x in d.items()
+            }
+        for name, pull in pulled(matrix.to_compute(d), d, factor, linear_term).items():
             theta = owned[name].detach()
             theta.copy_(theta.to(pull.dtype) - pull)
 
-    def _tilt(self, d: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        tilt = self.core.state.tilt
-        if not tilt.keys() & d.keys():
-            return None
-        return {n: self._leaning(n, x).to(x.dtype) if n in tilt else torch.zeros_like(x) for n, x in d.items()}
-
-    def _leaning(self, name: str, like: Tensor) -> Tensor:
+    def _linear_term(self, name: str, like: Tensor) -> Tensor:
         """Return r of a parameter, by as much less as its strength is less than the largest: Q is so already."""
         strengths = self.core.state.driving.strengths
-        own = at_hand(self.core.state.tilt[name], like)
+        own = to_compute(self.core.state.linear_term[name], like)
         return own if strengths is None else own * strengths.factor([name])

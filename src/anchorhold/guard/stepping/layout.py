@@ -29,7 +29,7 @@ class Layout:
 
 
 class Layouts:
-    """The layouts of all optimisers that a guard is attached to."""
+    """Keep the layouts of all optimizers that a guard is attached to."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -78,7 +78,7 @@ class Layouts:
         return {names.get(id(p), f"{type(optimizer).__name__}[{place}]"): p for place, p in trained}
 
     def take_in_new(self, optimizer: Optimizer) -> None:
-        """Begin to watch what an optimiser trains that was not there before, or frozen.
+        """Protect what an optimizer trains that was not there before, or frozen.
 
         Layers are unfrozen in the middle of a task, and Lightning freezes all but one optimiser's for its step.
         """
@@ -96,9 +96,9 @@ class Layouts:
         self._passed_over = set()
 
     def send_alone(self, names: set[str]) -> None:
-        """Walk parameters by themselves from now on, whatever their size."""
+        """Update parameters by themselves from now on, whatever their size."""
         self._alone |= names
 
     def forget(self) -> None:
-        """Let go of rows and buffers, which the next step makes anew."""
+        """Free rows and buffers; the next step makes them anew."""
         self._made = WeakKeyDictionary()

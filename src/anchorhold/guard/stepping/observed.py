@@ -34,7 +34,7 @@ class Observed:
         self.samples = other.samples if other.samples is not None else self.samples
 
     def drop(self, names: Sequence[str]) -> None:
-        """Let go of what has served its step."""
+        """Drop the gradients of parameters that have taken their step."""
         for name in names:
             self.gradient.pop(name, None)
             self.independent.pop(name, None)

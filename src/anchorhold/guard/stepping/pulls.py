@@ -47,6 +47,8 @@ class Pull(NamedTuple):
 
 def pulls_of(core: Core, moving: Moving) -> list[Pull]:
     """Return the gradients of holds that are not element by element, and of those beside the guard's own."""
+    if core.state.implicit.value and not core.options.holds:
+        return []
     holds = list(core.options.holds) if core.state.implicit.value else core.beside_the_quadratic
     elementwise = core.state.driving.form.elementwise
     last: list[Pull] = []
@@ -123,7 +125,7 @@ def _in_its_place(pull: dict[str, Tensor], share: float, moving: Moving) -> dict
 
 
 def _lie_apart(tensors: Sequence[Tensor]) -> bool:
-    """Whether each of some tensors can be written to without another's changing."""
+    """Return whether each of some tensors can be written to without another's changing."""
     if any(tensor.is_sparse for tensor in tensors):
         return False
     own = [local(tensor) for tensor in tensors]
@@ -183,7 +185,7 @@ def add_pulls(
     *,
     in_place: bool,
 ) -> None:
-    """Add them to what the optimiser gets; where measures will want the task's gradient, to a copy.
+    """Add pulls to what the optimizer gets; where measures want the task's gradient after the step, to a copy.
 
     What is not protected is not measured, so that its own gradient is written to. No part is kept once it is added.
     """

@@ -5,20 +5,31 @@ by then; so the last call is remembered from when it was made.
 """
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from anchorhold.guard.stepping.out_of_graphs import out_of_graphs
 from anchorhold.holds.base import TrainingCall
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def out_of_graphs(function: F) -> F:
+    """Return the function as ``torch.compiler.disable`` makes it: called as it is by what is compiled.
+
+    That loads the compiler at once, which takes longer than to load torch, also where no optimiser is ever made: with
+    the laboratory's fast engine, or to look at a saved state. torch's own way for its optimisers waits for a call.
+    """
+    kept: F = getattr(torch, "_disable_dynamo", torch.compiler.disable)(function)
+    return kept
 
 
 class TrainingCalls:
-    """Remembers the last call of a model that could be differentiated: of a step's micro-batches, the last one."""
+    """Remember the last call of a model that could be differentiated: of a step's micro-batches, the last one."""
 
     def __init__(self) -> None:
         self.last: TrainingCall | None = None

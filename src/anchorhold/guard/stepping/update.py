@@ -1,199 +1,300 @@
-"""What is done to one bundle of parameters just before a step and just after it: the recurrences and the hold.
+"""One step of an optimizer, from top to bottom: what a guard does just before it, and just after.
 
-Everything here is element by element, in one pass over the bundle, in pieces that stay in cache: memory traffic is all
-that it costs.
+With g the task's gradient, g′ an independent one, θ* the anchor, Ω the importance and h an optimizer's effective rate::
+
+    before   s ← f(s, g, g′)            the measures that need no Δ
+             g ← g + 2cΩ(θ − θ*)        the quadratic hold, and what further holds add
+    step     θ ← θ + Δ                  the optimizer's own
+    after    s ← f(s, g, g′, Δ)         the other measures
+             D ← D/(1 + 2chΩ)           the quadratic hold, where it is implicit: D = θ − θ*
+             θ ← P(θ)                   further holds that move weights
+
+Which steps these are, and what is refused, stands in ``watcher.py``; what measures see in ``path_measures.py``; the
+quadratic hold in other forms than the diagonal, and further holds, in ``pulls.py`` and ``implicit.py``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from anchorhold.errors import OrderError
+from anchorhold.errors import NotFiniteError
+from anchorhold.guard.batch_norm.steady_maps import SteadyMaps
 from anchorhold.guard.core import Core
-from anchorhold.guard.distributed.rank_gradients import RankGradients
+from anchorhold.guard.monitor import Monitor, Step, overriding
 from anchorhold.guard.stepping.bundles import Bundle, Single
-from anchorhold.guard.stepping.observed import Observed
+from anchorhold.guard.stepping.finite_checks import FiniteChecks
+from anchorhold.guard.stepping.implicit import ImplicitPull
+from anchorhold.guard.stepping.layout import Layout, Layouts
+from anchorhold.guard.stepping.optimizers.accepted import give_each_its_own_gradient
+from anchorhold.guard.stepping.optimizers.closures import Beginning
+from anchorhold.guard.stepping.optimizers.handed_gradients import HandedGradients, Overwriters
+from anchorhold.guard.stepping.path_measures import PathMeasures, pieces_of, write_back
+from anchorhold.guard.stepping.pulls import HeldBack, Moving, Pull, add_all_in_place, add_pulls, pulls_of
+from anchorhold.guard.stepping.training_calls import TrainingCalls
+from anchorhold.holds.base import refuse_spoilt_weights
 from anchorhold.holds.of_weights.quadratic import add_penalty_gradient
-from anchorhold.measures import PathMeasure
-from anchorhold.measures.base import Seen
-from anchorhold.tensors.pieces import in_pieces, is_one_piece
-from anchorhold.tensors.storage import at_hand, put_back
-
-Pieces = dict[str, Tensor]
-States = dict[str, dict[str, Tensor]]
-"""The running states of some measures, by the measure's name and the state's."""
+from anchorhold.tensors.sharding import local
 
 
-class PathMeasures:
-    """The measures that want to see every step, and what they are shown of it."""
+@dataclass
+class PendingStep:
+    """A step that an optimizer is about to take."""
 
-    def __init__(self, core: Core) -> None:
+    seen: Step
+    """The step as monitors see it."""
+    layout: Layout
+    """The parameters that it moves, in bundles."""
+    hold: bool
+    """Whether it is held back."""
+    loss_scale: float = 1.0
+    """The factor of a ``GradScaler`` that is still in the gradients."""
+    beginning: Beginning | None = None
+    """Weights and gradients where the step began, if the optimizer has moved on from there, as SAM does."""
+    bundles: list[Bundle] = field(default_factory=list)
+    """The bundles with their gradients, once measures have seen those."""
+    handed: HandedGradients | None = None
+    """The gradients that the optimizer was handed."""
+
+    def remember_gradients(self, written: Mapping[str, nn.Parameter]) -> HandedGradients:
+        """Remember which of the optimizer's gradients were written to, to tell a step that is tried again."""
+        owned = self.layout.owned
+        changed = {name: p for name, p in written.items() if name in owned}
+        self.handed = HandedGradients(self.seen.optimizer, owned, changed)
+        return self.handed
+
+
+class Update:
+    """Apply measures and holds around steps.
+
+    Args:
+        core: what the guard is made of.
+        monitors: what watches the steps.
+        layouts: the bundles of each optimizer.
+        calls: how the model was called last, for holds that run it.
+    """
+
+    def __init__(self, core: Core, monitors: Sequence[Monitor], layouts: Layouts, calls: TrainingCalls) -> None:
         self.core = core
-        self.observed = Observed()
-        self.rank_gradients: RankGradients | None = None
-        ledgers = core.state.ledgers.items()
-        needs = {key: ledger.measure.needs for key, ledger in ledgers if ledger.measure.needs.path}
-        self.every = {key: cast("PathMeasure", core.state.ledgers[key].measure) for key in needs}
-        self.waiting = {key: measure for key, measure in self.every.items() if needs[key].step}
-        """Those that need Δ."""
-        self.at_once = {key: measure for key, measure in self.every.items() if not needs[key].step}
-        """Those that do not, and are asked before the step."""
-        self.independent = {key for key in needs if needs[key].independent}
-        """The names of those that need g′."""
-        self.squares = {key for key in needs if needs[key].squares}
-        """The names of those that need the samples' squared gradients."""
+        self.layouts = layouts
+        self.calls = calls
+        self.measures = PathMeasures(core)
+        self.implicit = ImplicitPull(core)
+        self.maps = SteadyMaps()
+        self.finite = FiniteChecks(core, monitors)
+        self.overwriters = Overwriters()
+        self._before_pull = overriding(monitors, "before_pull")
+        self._after_pull = overriding(monitors, "after_pull")
+        self._after_step = overriding(monitors, "after_step")
 
-    def check_step(self, owned: Mapping[str, nn.Parameter]) -> None:
-        """Refuse a step for which some measure lacks what it needs."""
-        ranks = self.rank_gradients if not self.observed.independent else None
-        for key, measure in self.every.items():
-            if ranks is not None and measure.takes_estimates:
-                ranks.check_step(measure, owned, replaced=bool(self.observed.gradient))
-                continue
-            measure.check_step(self.observed.samples)
-            self._check_squares(key, measure, owned)
-            if key in self.independent and not owned.keys() <= self.observed.independent.keys():
-                how = "observe_independent(loss)" + (
-                    "" if key in self.waiting else " or backward_halves(first, second)"
-                )
-                raise OrderError(
-                    f"{key} needs a second, independent gradient before every step and got none. Call {how} before "
-                    "optimizer.step()."
-                )
+    def before(self, step: PendingStep) -> None:
+        """Let measures see g, and add the holds' gradients to it; or raise before anything has changed."""
+        core, measures, seen = self.core, self.measures, step.seen
+        adds = step.hold and not seen.closure  # a closure adds the holds to each loss that it returns
+        pulls_after = step.hold and core.state.pulled_after
+        joins_gradient = adds and not pulls_after
+        # The loss scale is in g, and so has to be in what is added to it.
+        factor = 2 * core.state.strength * step.loss_scale if adds and not core.state.implicit.value else 0.0
 
-    def _check_squares(self, key: str, measure: PathMeasure, owned: Mapping[str, nn.Parameter]) -> None:
-        """Refuse a step that lacks the squared gradients of its samples, and cannot do without."""
-        if key not in self.squares or owned.keys() <= self.observed.squares.keys():
+        for hold in core.options.holds if adds else ():
+            hold.before_step(core.held(seen.parameters))
+        for monitor in self._before_pull if joins_gradient else ():
+            monitor.before_pull(seen)
+        if core.state.folded_norms:
+            self._follow_statistics(is_held=adds and bool(core.state.strength))
+        pulls = self._pulls(step) if adds else []
+        written = self._written_in_place(step.layout, pulls, is_held=bool(factor))
+        give_each_its_own_gradient(written)
+
+        bundles = self._gradients(step, is_held=bool(factor))
+        sums: list[Tensor] = []
+        for bundle in bundles:
+            self._before_bundle(bundle, factor, sums)
+            if step.beginning is not None and measures.waiting:
+                bundle.moved_from(step.beginning.weights)
+        if pulls_after:
+            self.implicit.begin(bundles)
+        if measures.waiting:  # nothing is spoilt yet: their states change after the step
+            self.finite.check_gradients(bundles, sums)
+        step.bundles = bundles
+        if pulls:
+            self._add_pulls(step, pulls, written)
+        for monitor in self._after_pull if joins_gradient else ():
+            monitor.after_pull(seen)
+        self._count(bundles)
+        if not seen.closure and (factor or measures.every or core.options.holds):
+            step.remember_gradients(written)
+
+    def after(self, step: Step, bundles: Sequence[Bundle], *, hold: bool) -> None:
+        """Let measures see Δ, and let holds act that act after the step."""
+        core = self.core
+        for bundle in bundles:
+            grads = (bundle.gradient, bundle.independent, *bundle.own, *bundle.handed)
+            bundle.put_back()
+            # No optimizer moves a parameter without a gradient.
+            if self.measures.waiting and any(grad is not None for grad in grads):
+                self._after_bundle(bundle)
+            bundle.release()
+        if not hold or not bundles:
             return
-        numbers = {self.core.task.steps.get(name, 0) for name in owned}
-        if any(map(measure.wants_squares, numbers)):
-            raise OrderError(
-                f"{key} needs the squared gradients of this step's samples, and got none. Call "
-                "observe_samples([batch]) with the step's own batch before optimizer.step(): steps are counted from 0 "
-                "in every task. Or take a setting that does without, such as RWalk(fisher='batch')."
-            )
+        if core.state.pulled_after:
+            for monitor in self._before_pull:
+                monitor.before_pull(step)
+            self.implicit.pull(step.optimizer, bundles, step.parameters)
+            for monitor in self._after_pull:
+                monitor.after_pull(step)
+        for each in core.options.holds:
+            each.after_step(core.held(step.parameters))
+            refuse_spoilt_weights(each, step.parameters)
+        for monitor in self._after_step:
+            monitor.after_step()
 
-    def before_step(self, bundle: Bundle, strength: float, sums: list[Tensor]) -> None:
-        """Measure what needs no Δ, keep the weights for the others, and add the hold's gradient.
+    def in_closure(self, step: Step, moved: Mapping[str, nn.Parameter], bundles: Sequence[Bundle]) -> HeldBack:
+        """Add the holds' gradients to those that a closure has made, and return the holds' value."""
+        for monitor in self._before_pull:
+            monitor.before_pull(step)
+        moving = Moving(step.parameters, moved, self.calls, counted=bool(bundles))
+        found = add_all_in_place(self.core, bundles, moving)
+        for monitor in self._after_pull:
+            monitor.after_pull(step)
+        return found
+
+    # Element by element
+
+    def _before_bundle(self, bundle: Bundle, factor: float, sums: list[Tensor]) -> None:
+        """Update the measures that need no Δ, keep θ for the others, and add the quadratic hold's gradient.
 
         Args:
-            bundle: the parameters, with their gradients looked at.
-            strength: 2c, times the loss scale; 0 for no hold.
-            sums: takes in the sums of gradients that only measures after the step will see, to look for NaN.
+            bundle: the parameters, with their gradients.
+            factor: 2c, times the loss scale; 0 for no hold.
+            sums: where to put the sums of gradients that only measures after the step will see, to look for NaN.
         """
-        g, g_ind = bundle.gradient, bundle.independent
-        keep_weights, held = bool(self.waiting), bool(strength) and bundle.held
+        measures, g, g_ind = self.measures, bundle.gradient, bundle.independent
+        keeps_weights, is_held = bool(measures.waiting), bool(factor) and bundle.held
         measured = [
             key
-            for key in self.at_once
+            for key in measures.at_once
             if g is not None or g_ind is not None or bundle.begun(key)  # 0 still ages an average that has begun
         ]
         tensors: dict[str, Tensor | None] = {}
-        if keep_weights or held:
-            tensors["theta"] = bundle.weights("before" if keep_weights else "weights")
-        if held:
+        if keeps_weights or is_held:
+            tensors["theta"] = bundle.weights("before" if keeps_weights else "weights")
+        if is_held:
             tensors["omega"], tensors["anchor"] = bundle.anchored()
             tensors["task"] = bundle.task_gradient()
-            tensors["out"] = bundle.hand(in_place=not keep_weights)
-        if keep_weights and isinstance(bundle, Single):
+            tensors["out"] = bundle.hand(in_place=not keeps_weights)
+        if keeps_weights and isinstance(bundle, Single):  # a row's copy of θ is kept already
             tensors["before"] = bundle.buffer("before")
-        kept, states = self._states(bundle, measured)
-        if measured:
-            tensors |= self._shown(bundle, measured, states)
-        look = keep_weights and not self.at_once and bundle.like.device.type == "cpu"
-        if look:
+        shown, states, kept = measures.shown(bundle, measured)
+        tensors |= shown
+        looks = measures.only_wait and bundle.like.device.type == "cpu"
+        if looks:
             tensors |= {"g": g, "g_ind": g_ind}
-        for piece, own in _pieces(tensors, states):
+        number = self.core.task.steps.get(bundle.names[0], 0)
+        for piece, own in pieces_of(tensors, states):
             for key in measured:
-                self._update(self.at_once[key], own[key], piece, bundle)
+                measures.update(measures.at_once[key], own[key], piece, number)
             if "before" in piece:
                 piece["before"].copy_(piece["theta"])
-            if look:
+            if looks:
                 sums += [piece[name].sum() for name in ("g", "g_ind") if name in piece]
-            if held:
-                add_penalty_gradient(
-                    piece["task"], piece["theta"], piece["omega"], piece["anchor"], factor=strength, out=piece["out"]
-                )
-        if held and not keep_weights:
+            if is_held:
+                theta, omega, anchor = piece["theta"], piece["omega"], piece["anchor"]
+                add_penalty_gradient(piece["task"], theta, omega, anchor, factor=factor, out=piece["out"])
+        if is_held and not keeps_weights:
             bundle.deliver()
-        _put_back(states, kept)
+        write_back(states, kept)
 
-    def after_step(self, bundle: Bundle) -> None:
-        """Give Δ to the measures that wait for it."""
-        waiting = list(self.waiting)
-        kept, states = self._states(bundle, waiting)
-        tensors = {"theta": bundle.weights("weights"), "step": bundle.buffer("before")}
-        for piece, own in _pieces(tensors | self._shown(bundle, waiting, states), states):
-            # The weights before the step are not needed again.
+    def _after_bundle(self, bundle: Bundle) -> None:
+        """Update the measures that wait for Δ."""
+        measures, waiting = self.measures, list(self.measures.waiting)
+        shown, states, kept = measures.shown(bundle, waiting)
+        tensors = {"theta": bundle.weights("weights"), "step": bundle.buffer("before")} | shown
+        number = self.core.task.steps.get(bundle.names[0], 0) - 1  # the step itself is counted already
+        for piece, own in pieces_of(tensors, states):
+            # Δ takes the place of the weights before the step, which are not needed again.
             torch.sub(piece["theta"], piece["step"], out=piece["step"])
             for key in waiting:
-                self._update(self.waiting[key], own[key], piece, bundle)
-        _put_back(states, kept)
+                measures.update(measures.waiting[key], own[key], piece, number)
+        write_back(states, kept)
 
-    def _shown(self, bundle: Bundle, measured: Sequence[str], states: States) -> dict[str, Tensor | None]:
-        """Return what measures are shown: g and g′, 0 where there is none, or what the ranks' gradients come to."""
-        some = next(iter(states[measured[0]].values()))
-        g, g_ind, square = bundle.gradient, bundle.independent, None
-        ranks = self.rank_gradients if not self.observed.independent else None
-        if ranks is not None and g is not None and not self.waiting.keys() & set(measured):
-            square = bundle.mean_square(ranks)
-        elif g_ind is None and not self.independent.isdisjoint(measured):
-            g_ind = torch.zeros_like(some)
-        return {"g": torch.zeros_like(some) if g is None else g, "g_ind": g_ind, "square": square} | (
-            {"squares": bundle.squares} if not self.squares.isdisjoint(measured) else {}
-        )
+    # Beside the mathematics
 
-    def _states(self, bundle: Bundle, keys: Sequence[str]) -> tuple[States, States]:
-        """Return the running states of some measures as they are kept, and where the parameters are."""
-        kept = {key: bundle.states(key) for key in keys}
-        if self.core.options.storage.device is None:
-            return kept, kept
-        return kept, {key: {state: at_hand(t, bundle.like) for state, t in own.items()} for key, own in kept.items()}
+    def _gradients(self, step: PendingStep, *, is_held: bool) -> list[Bundle]:
+        """Return the bundles with the gradients that measures see; raise if one of those is not finite.
 
-    def _update(self, measure: PathMeasure, states: Pieces, piece: Pieces, bundle: Bundle) -> None:
-        """Take a step, or a piece of it, into a measure's states."""
-        # In 16 bits a difference of gradients would lose its digits.
-        g = piece["g"].to(next(iter(states.values())).dtype)
-        number = self.core.task.steps.get(bundle.names[0], 0) - ("step" in piece)
-        if "square" in piece and measure.takes_estimates:
-            ranks = self.rank_gradients
-            assert ranks is not None
-            counted = {"number": number} if measure.needs.number else {}
-            measure.update_from_estimates_(states, g, piece["square"], ranks.estimates, ranks.samples, **counted)
-            return
-        given = piece.get("g_ind"), piece.get("step"), self.observed.samples, number, piece.get("squares")
-        measure.update_(states, Seen(g, *given))
+        Parameters that lack a gradient lie in bundles of their own from now on.
+        """
+        measures, observed = self.measures, self.measures.observed
+        may_overwrite = self.overwriters.may_include(step.seen.optimizer)
+        while True:
+            lacking: set[str] = set()
+            for bundle in step.layout.bundles:
+                # The optimizer gets what is held as another tensor; it might overwrite the rest before it is measured.
+                copy = step.seen.closure or (may_overwrite and not (is_held and bundle.held))
+                if not bundle.look(observed, step.loss_scale, copy=bool(measures.waiting) and copy):
+                    lacking |= set(bundle.lacking(observed))
+            if not lacking:
+                break
+            self.layouts.send_alone(lacking)
+            step.layout = self.layouts.make(step.seen.optimizer)
+        bundles = step.layout.bundles
+        if observed.gradient:  # measures see those, and the step is taken with others
+            self.finite.check_own_gradients(bundles)
+        if not measures.only_wait:
+            # Those on accelerators would have to be waited for.
+            seen = [g for b in bundles if b.like.device.type == "cpu" for g in (b.gradient, b.independent)]
+            own = [g if type(g) is Tensor else local(g) for g in seen if g is not None]
+            self.finite.check_gradients(bundles, [g.sum() for g in own])
+        return bundles
 
+    def _follow_statistics(self, *, is_held: bool) -> None:
+        """Keep the maps of folded batch norms where they are, though their statistics have moved since the last step.
 
-def _pieces(
-    tensors: Mapping[str, Tensor | None], states: Mapping[str, Pieces]
-) -> Iterable[tuple[Pieces, Mapping[str, Pieces]]]:
-    """Return matching pieces of tensors by name, without those that are ``None``, and of every measure's states."""
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    if not given:
-        return []
-    if is_one_piece(next(iter(given.values()))):
-        return [(given, states)]
-    places = [(key, state) for key, own in states.items() for state in own]
-    cuts = in_pieces([*given.values(), *(states[key][state] for key, state in places)])
-    return (_by_name(given, places, states, cut) for cut in cuts)
+        What is not held moves with the statistics.
+        """
+        if self.core.folding.pairs:
+            follow = self.maps.carry_over if is_held else self.maps.note
+            follow(self.core.folding, self.core.runtime.ranks)
 
+    def _count(self, bundles: Sequence[Bundle]) -> None:
+        """Count the step, and keep θ(0) before a parameter's first one."""
+        task = self.core.task
+        for bundle in bundles:
+            if self.measures.waiting and bundle.names[0] not in task.start:
+                bundle.keep_start(bundle.buffer("before"))
+            for name in bundle.names:
+                task.steps[name] = task.steps.get(name, 0) + 1
 
-def _by_name(
-    given: Pieces, places: Sequence[tuple[str, str]], states: Mapping[str, Pieces], cut: Sequence[Tensor]
-) -> tuple[Pieces, Mapping[str, Pieces]]:
-    own: dict[str, Pieces] = {key: {} for key in states}
-    for (key, state), piece in zip(places, cut[len(given) :], strict=True):
-        own[key][state] = piece
-    return dict(zip(given, cut, strict=False)), own
+    def _pulls(self, step: PendingStep) -> list[Pull]:
+        """Return what holds add that are not element by element; raise if weights are to blame for a NaN in it."""
+        try:
+            return pulls_of(self.core, Moving(step.layout.owned, step.layout.moved, self.calls, step.loss_scale))
+        except NotFiniteError:
+            self.finite.check_weights(self.core.task.most_steps + 1)
+            raise
 
+    def _add_pulls(self, step: PendingStep, pulls: Sequence[Pull], written: Mapping[str, nn.Parameter]) -> None:
+        """Add pulls to the gradients.
 
-def _put_back(used: States, kept: States) -> None:
-    """Keep what was changed where it is kept."""
-    if used is kept:
-        return
-    for key, own in kept.items():
-        for state, tensor in own.items():
-            put_back(used[key][state], tensor)
+        If one cannot be made, for memory say, no step may be taken with the gradients that have others' already: those
+        that were written to copies are put back, and the rest is refused at the next step.
+        """
+        try:
+            add_pulls(step.bundles, step.layout.moved, pulls, step.loss_scale, in_place=not self.measures.waiting)
+        except BaseException:
+            for bundle in step.bundles:
+                bundle.put_back()
+            step.bundles = []
+            step.remember_gradients(written).ended = True
+            raise
+
+    def _written_in_place(self, layout: Layout, pulls: Sequence[Pull], *, is_held: bool) -> dict[str, nn.Parameter]:
+        """Return the parameters whose own gradients are written to: nobody needs the task's after the step."""
+        pulled = {name for pull in pulls for name in pull.names} if pulls else set()
+        if self.measures.waiting:
+            return {name: layout.moved[name] for name in pulled - layout.owned.keys()}
+        held = [bundle for bundle in layout.bundles if bundle.held] if is_held else []
+        found = {n: p for bundle in held for n, p in zip(bundle.names, bundle.parameters, strict=True)}
+        return found | {name: layout.moved[name] for name in pulled}

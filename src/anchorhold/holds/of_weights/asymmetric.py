@@ -18,7 +18,7 @@ from anchorhold.holds.of_weights.quadratic import displacement
 from anchorhold.measures.asymmetric import overestimate
 from anchorhold.settings import number
 from anchorhold.tensors.sharding import whole_sums
-from anchorhold.tensors.storage import at_hand
+from anchorhold.tensors.storage import to_compute
 
 _START, _SIDE = "start/", "side/"
 
@@ -70,9 +70,9 @@ class Asymmetric(Hold):
         for name, start in self.start.items():
             anchor = held.anchor.get(name)
             if anchor is not None and anchor.shape == start.shape:
-                came = torch.sign(start - at_hand(anchor, start)).to(torch.int8)
+                came = torch.sign(start - to_compute(anchor, start)).to(torch.int8)
                 known = sides.get(name)
-                sides[name] = came if known is None else torch.where(came == 0, at_hand(known, came), came)
+                sides[name] = came if known is None else torch.where(came == 0, to_compute(known, came), came)
         self.side, self.start = sides, {}
 
     def value(self, held: Held) -> Tensor | None:
@@ -94,7 +94,7 @@ class Asymmetric(Hold):
             name = matrix.block.parameters[0]
             if held.strength and isinstance(matrix, DiagonalMatrix) and name in held.parameters and name in self.side:
                 d = displacement(matrix, held.parameters, held.anchor)[name]
-                omega, side = at_hand(matrix.omega, d).to(d.dtype), at_hand(self.side[name], d)
+                omega, side = to_compute(matrix.omega, d).to(d.dtype), to_compute(self.side[name], d)
                 found[name] = overestimate(omega, d.detach(), side, self.factor, self.epsilon), d
         return found
 

@@ -1,6 +1,6 @@
 r"""The quadratic hold applied after a step instead of before it, by a pull that no strength can make overshoot.
 
-An optimiser's step takes a weight from θ to θ′. Let h be its reach: how far a weight goes for a unit of a gradient that
+An optimiser's step takes a weight from θ to θ′. Let h be its rate: how far a weight goes for a unit of a gradient that
 stays, and :math:`P = \mathrm{diag}(1/h)`. The pull then goes to where the hold's own gradient, there and not here,
 accounts for the way,
 
@@ -24,8 +24,8 @@ def pull_implicitly_(
     omega: Tensor,
     theta_star: Tensor,
     factor: float | Tensor,
-    reach: float | Tensor,
-    tilt: Tensor | None = None,
+    rate: float | Tensor,
+    linear_term: Tensor | None = None,
 ) -> None:
     r"""Take weights that are held one by one to :math:`\theta^* + (D + 2chr)/(1 + 2ch\Omega)`, in place.
 
@@ -34,31 +34,33 @@ def pull_implicitly_(
         omega: Ω.
         theta_star: θ*.
         factor: 2c.
-        reach: h.
-        tilt: r, where the hold leans.
+        rate: h.
+        linear_term: r, where the hold has one.
     """
     largest = torch.finfo(theta.dtype).max
     # What is beyond all numbers must not meet an Ω of 0 before it has met h.
-    together = min(factor * reach, largest) if isinstance(factor, float) and isinstance(reach, float) else None
-    pull = (omega * factor).mul_(reach) if together is None else omega * together
+    together = min(factor * rate, largest) if isinstance(factor, float) and isinstance(rate, float) else None
+    pull = (omega * factor).mul_(rate) if together is None else omega * together
     # At both ends this is exact: weights that nothing holds stay as they are, and others are the anchor's.
     theta.lerp_(theta_star, pull_share(pull))
-    if tilt is not None:
-        way = torch.as_tensor(factor * reach if together is None else together, dtype=theta.dtype)
-        theta.add_(tilt * way.clamp(max=largest) / (1 + pull.clamp(max=largest)))
+    if linear_term is not None:
+        way = torch.as_tensor(factor * rate if together is None else together, dtype=theta.dtype)
+        theta.add_(linear_term * way.clamp(max=largest) / (1 + pull.clamp(max=largest)))
 
 
-def pulled(matrix: Matrix, d: Displacement, factor: float, tilt: Displacement | None = None) -> dict[str, Tensor]:
+def pulled(
+    matrix: Matrix, d: Displacement, factor: float, linear_term: Displacement | None = None
+) -> dict[str, Tensor]:
     r"""Return what to take off weights that go equally far: :math:`D - (1 + 2chQ)^{-1}(D + 2chr)`.
 
     Args:
         matrix: Q.
         d: D, after the step.
         factor: 2ch.
-        tilt: r, where the hold leans.
+        linear_term: r, where the hold has one.
     """
     found = matrix.pull(d, factor)
-    if tilt is None:
+    if linear_term is None:
         return found
-    leaning = matrix.shrink(tilt, factor)
+    leaning = matrix.shrink(linear_term, factor)
     return {name: pull - factor * leaning[name] for name, pull in found.items()}

@@ -22,7 +22,7 @@ from anchorhold.errors import ConfigurationError
 from anchorhold.forms.base import Matrix
 from anchorhold.holds.base import Held, Hold
 from anchorhold.tensors.matrices import products_in
-from anchorhold.tensors.storage import at_hand, running_dtype
+from anchorhold.tensors.storage import running_dtype, to_compute
 
 
 class MergedWeights(Hold):
@@ -157,4 +157,4 @@ def pulls_on(matrix: Matrix, block: Block, *d: Tensor) -> tuple[Tensor, ...]:
 
 def _at_hand(change: Change, like: Tensor) -> Change:
     """Return a change where a parameter is, in single precision at least."""
-    return mapped(change, lambda each: at_hand(each, like).to(running_dtype(like)))
+    return mapped(change, lambda each: to_compute(each, like).to(running_dtype(like)))

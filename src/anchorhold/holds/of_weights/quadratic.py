@@ -17,7 +17,7 @@ from anchorhold.forms.diagonal import DiagonalMatrix
 from anchorhold.holds.base import Held, Hold
 from anchorhold.tensors.pieces import in_pieces
 from anchorhold.tensors.sharding import is_sharded, whole_sums
-from anchorhold.tensors.storage import at_hand, running_dtype
+from anchorhold.tensors.storage import running_dtype, to_compute
 
 
 class Quadratic(Hold):
@@ -57,7 +57,7 @@ def displacement(
     exact = running_dtype(like)
     dtype = matrix.compute_dtype(exact) if rounded else exact
     return {
-        name: _difference(parameters[name], at_hand(anchor[name], like), exact, dtype)
+        name: _difference(parameters[name], to_compute(anchor[name], like), exact, dtype)
         if name in parameters
         else torch.zeros_like(anchor[name], dtype=dtype, device=like.device)
         for name in matrix.block.parameters
@@ -99,7 +99,7 @@ def _term(matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str,
         value: Tensor = _Value.apply(matrix, *(d[name] for name in matrix.block.parameters))  # type: ignore[no-untyped-call]
         return value
     parameter = parameters[matrix.name]
-    omega, theta_star = at_hand(matrix.omega, parameter), at_hand(anchor[matrix.name], parameter)
+    omega, theta_star = to_compute(matrix.omega, parameter), to_compute(anchor[matrix.name], parameter)
     if torch.is_grad_enabled() or is_sharded(parameter):
         return _weighted_squares(parameter, omega, theta_star)
     # Closures want the value at every step, and whole temporaries would be new memory every time.

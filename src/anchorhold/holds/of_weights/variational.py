@@ -20,7 +20,7 @@ from anchorhold.errors import ConfigurationError
 from anchorhold.holds.base import Held, Hold
 from anchorhold.settings import number, whole_number
 from anchorhold.tensors.sharding import is_sharded
-from anchorhold.tensors.storage import at_hand, running_dtype
+from anchorhold.tensors.storage import running_dtype, to_compute
 from anchorhold.variational.coresets import refined
 from anchorhold.variational.gaussians import Gaussian, kl, kl_gradient
 from anchorhold.variational.mean_field import LOG_VARIANCE, checked_log_variance, mean_field_layers
@@ -229,7 +229,7 @@ class Variational(Hold):
                 f"{name!r} has shape {tuple(q.mean.shape)}, and {tuple(p.mean.shape)} in the last posterior. Restore "
                 "it, or guard.forget it."
             )
-        self.prior[name] = p = Gaussian(*(at_hand(part, q.mean).to(q.mean.dtype) for part in p))
+        self.prior[name] = p = Gaussian(*(to_compute(part, q.mean).to(q.mean.dtype) for part in p))
         return p
 
     def end_task(self, held: Held) -> None:

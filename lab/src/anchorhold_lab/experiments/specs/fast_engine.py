@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from anchorhold_lab.experiments.specs.spec import Spec
 
 
-def beyond_fast(spec: "Spec", form: Form, measures: Mapping[str, Measure], *, leans: bool) -> Iterator[str]:
+def beyond_fast(spec: "Spec", form: Form, measures: Mapping[str, Measure], *, has_linear_term: bool) -> Iterator[str]:
     """Yield what of a spec is beyond the fast engine, the most telling first.
 
     Args:
         spec: the run, all of it filled in.
         form: its form.
         measures: the one that protects and those that watch.
-        leans: whether the hold leans at its anchor.
+        has_linear_term: whether the hold leans at its anchor.
     """
     settings = spec.settings
     yield from (f"{name}, which counts steps in Python" for name, each in measures.items() if not can_measure(each))
@@ -37,7 +37,7 @@ def beyond_fast(spec: "Spec", form: Form, measures: Mapping[str, Measure], *, le
         yield f"holds={spec.holds}"
     if spec.batch_norm == "fold":
         yield "batch_norm='fold'"
-    if leans:
+    if has_linear_term:
         yield f"anchor='mean' and gradient_term={spec.gradient_term} in the form {form}"
     if not can_hold(form):
         yield f"the form {form}"

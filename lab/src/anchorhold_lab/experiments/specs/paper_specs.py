@@ -6,7 +6,7 @@ from typing import Any
 
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import FORMS
-from anchorhold.guard.core import leans
+from anchorhold.guard.core import has_linear_term
 from anchorhold.measures import MEASURES
 from anchorhold.measures import measure as make_measure
 from anchorhold.registry import names_of
@@ -80,7 +80,7 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
         for name in own.get("watch", ())
     }
     asked = own.pop("measure_settings", {})
-    leaning = leans(kept_as, own.get("anchor", "last"), gradient_term=own.get("gradient_term", False))
+    leaning = has_linear_term(kept_as, own.get("anchor", "last"), gradient_term=own.get("gradient_term", False))
     folds, jointly = own.get("batch_norm") == "fold", settings.get("trains") == "jointly"
     by_itself, compresses = settings.get("consolidate", "tasks") != "tasks", bool(settings.get("compress"))
     held = can_hold(kept_as)

@@ -10,7 +10,7 @@ from anchorhold.errors import ConfigurationError, shortened
 from anchorhold.forms import FORMS, Form
 from anchorhold.guard.arguments.checked_arguments import checked_anchor, checked_implicit, checked_tolerance
 from anchorhold.guard.arguments.strengths import checked_relative_strength
-from anchorhold.guard.core import AnchorKind, leans
+from anchorhold.guard.core import AnchorKind, has_linear_term
 from anchorhold.holds import HOLDS, Hold, hold
 from anchorhold.measures import MEASURES, FineTune, Measure, measure
 from anchorhold.registry import Registry, is_loaded, names_of
@@ -423,8 +423,8 @@ class Spec:
             )
         checked_tolerance(self.make_tolerance(), {}, protecting, self.anchor, self.batch_norm)
         checked_anchor(self.anchor, protecting, gradient_term=self.gradient_term)
-        leaning = leans(made, self.anchor, gradient_term=self.gradient_term)
-        checked_implicit(self.implicit, made, self.batch_norm, leans=leaning)
+        leaning = has_linear_term(made, self.anchor, gradient_term=self.gradient_term)
+        checked_implicit(self.implicit, made, self.batch_norm, has_linear_term=leaning)
         if self.implicit and not made.elementwise and self.settings.optimizer != "sgd":
             raise ConfigurationError(
                 f"implicit=True in the form {made} with optimizer={self.settings.optimizer!r}, which moves each weight "
@@ -440,7 +440,7 @@ class Spec:
                 f"tolerance={self.tolerance:g} with consolidate={self.settings.consolidate!r}: what may be lost is "
                 "shared out over tasks, of whose ends it is not told. Expected consolidate='tasks', or a strength."
             )
-        beyond = beyond_fast(self, made, self._every_measure(), leans=leaning)
+        beyond = beyond_fast(self, made, self._every_measure(), has_linear_term=leaning)
         if self.engine == "fast" and (what := next(beyond, None)):
             raise ConfigurationError(f"engine='fast' with {what}, which it cannot do with; expected engine='plain'.")
 

@@ -44,12 +44,12 @@ def innermost(optimizer: T) -> T | Optimizer:
 
 
 def _runs_hooks(optimizer: object) -> bool:
-    """Whether torch has seen to it, when the optimiser was made, that its ``step`` calls hooks."""
+    """Return whether torch has seen to it, when the optimiser was made, that its ``step`` calls hooks."""
     return bool(getattr(getattr(type(optimizer), "step", None), "hooked", False))
 
 
 def is_within_its_own_step(optimizer: Optimizer) -> bool:
-    """Whether a hook runs around a base class's step, inside the step of the class derived from it.
+    """Return whether a hook runs around a base class's step, inside the step of the class derived from it.
 
     torch puts hooks around the ``step`` of each class of which an optimiser is made. Where one that has its own calls
     its base's, they run for both, and the outer one is the whole step.
@@ -131,10 +131,13 @@ def give_each_its_own_gradient(parameters: Mapping[str, nn.Parameter]) -> None:
     ``backward()`` makes none of these, but who assigns what ``torch.autograd.grad`` returns may have them, and what is
     added to one of them must not end up in another.
     """
-    given = [(parameter, parameter.grad) for parameter in parameters.values() if parameter.grad is not None]
-    parts = [(parameter, grad, local(grad)) for parameter, grad in given if not grad.is_sparse]
+    if not parameters:
+        return
+    given = [(p, p.grad) for p in parameters.values() if p.grad is not None and not p.grad.is_sparse]
+    # MeanKey at every step, so that a plain tensor is not asked whether it is sharded.
+    parts = [(p, grad, grad if type(grad) is Tensor else local(grad)) for p, grad in given]
     places = [own.data_ptr() for _, _, own in parts if own.numel()]
-    if len(set(places)) == len(places) and all(own.is_contiguous() for _, _, own in parts):
+    if len(set(places)) == len(places) and not [own for _, _, own in parts if not own.is_contiguous()]:
         return
     taken = set()
     for parameter, grad, own in parts:

@@ -34,7 +34,7 @@ def with_closure(
 
 
 class Beginnings:
-    """Weights and gradients as they are when a step begins, of optimisers that may move weights before they evaluate.
+    """Keep weights and gradients from where a step begins, for optimizers that may move weights before they evaluate.
 
     SAM is one: its step first climbs by the gradient that it was given, and evaluates the closure up there. The step is
     from where it began all the same, and the gradient there is the one that measures see. Torch's own evaluate first.
@@ -42,7 +42,7 @@ class Beginnings:
 
     def __init__(self) -> None:
         self._left: WeakKeyDictionary[Optimizer, list[tuple[TensorWeakRef, int]]] = WeakKeyDictionary()
-        self._told: WeakSet[Optimizer] = WeakSet()
+        self._warned: WeakSet[Optimizer] = WeakSet()
 
     def keep(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> "Beginning | None":
         """Return copies, unless it is known that an optimiser evaluates its closure before it moves anything."""
@@ -55,8 +55,8 @@ class Beginnings:
         """Return the copies if weights have moved since, at a step's first evaluation."""
         if beginning is None or not beginning.has_moved:
             return None
-        if not beginning.has_gradients and optimizer not in self._told:
-            self._told.add(optimizer)
+        if not beginning.has_gradients and optimizer not in self._warned:
+            self._warned.add(optimizer)
             warn(_NO_GRADIENT.format(kind=type(optimizer).__name__))
         return beginning
 
@@ -92,12 +92,12 @@ class Beginning:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the weights are no longer those."""
+        """Return whether the weights are no longer those."""
         return any(not torch.equal(local(p.detach()), local(self.weights[name])) for name, p in self._owned.items())
 
     @property
     def has_gradients(self) -> bool:
-        """Whether there were any: zeros are what ``zero_grad(set_to_none=False)`` leaves."""
+        """Return whether there were any: zeros are what ``zero_grad(set_to_none=False)`` leaves."""
         return any(gradient is not None and bool(local(gradient).any()) for gradient in self.gradients.values())
 
 

@@ -10,9 +10,16 @@ With a gradient g that does not change, the steps of every optimiser here settle
 
 Momentum takes some :math:`1/(1-\mu)` steps to get there, in which the gradient has gone less far than this says. Weight
 decay, decoupled or not, is the optimiser's own, and no part of h. All is read after the step that it is of.
+
+A pull in the gradient has a bound with SGD. Beside the task's gradient, the penalty of one weight is a quadratic of
+curvature :math:`\lambda = 2c\,\Omega`, and SGD on a quadratic is a linear recurrence, stable where the roots of its
+characteristic polynomial lie within the unit circle. With learning rate η, momentum μ and dampening d that is
+
+.. math:: \eta(1-d)\lambda < 2(1+\mu), \qquad\text{and with Nesterov's}\quad \eta\lambda < \frac{2(1+\mu)}{1+2\mu}.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,11 +29,12 @@ from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAd
 
 from anchorhold.errors import OptimizerError
 from anchorhold.forms import Form
+from anchorhold.guard.core import Core
 
 Group = Mapping[str, Any]
 
 
-class Reach(NamedTuple):
+class EffectiveRate(NamedTuple):
     """h of one parameter, as a formula of what the optimiser keeps about each of its weights."""
 
     formula: Callable[..., Tensor] | None
@@ -36,15 +44,15 @@ class Reach(NamedTuple):
 
     @property
     def rate(self) -> float | None:
-        """The one h of all weights, where there is one."""
+        """Return the one h of all weights, where there is one."""
         return self.numbers[0] if self.formula is None else None
 
     def of(self, kept: tuple[Tensor, ...]) -> float | Tensor:
         """Return h, from all or some of what is kept."""
         return self.numbers[0] if self.formula is None else self.formula(*kept, *self.numbers)
 
-    def is_like(self, other: "Reach") -> bool:
-        """Whether both are by one formula, so that their weights may lie side by side."""
+    def is_like(self, other: "EffectiveRate") -> bool:
+        """Return whether both are by one formula, so that their weights may lie side by side."""
         return self.formula is other.formula and self.numbers == other.numbers
 
 
@@ -60,50 +68,52 @@ def _by_size(u: Tensor, rate: float) -> Tensor:
     return rate / u
 
 
-def _sgd(group: Group, _state: Group, _step: float) -> Reach:
+def _sgd(group: Group, _state: Group, _step: float) -> EffectiveRate:
     momentum = float(group["momentum"])
     if momentum >= 1:
         raise OptimizerError(
             f"implicit=True with SGD of momentum={momentum:g}, whose steps never settle; expected one below 1."
         )
     damped = 1 - float(group["dampening"]) if momentum else 1.0
-    return Reach(None, (float(group["lr"]) * damped / (1 - momentum),))
+    return EffectiveRate(None, (float(group["lr"]) * damped / (1 - momentum),))
 
 
-def _adam(group: Group, state: Group, step: float) -> Reach:
+def _adam(group: Group, state: Group, step: float) -> EffectiveRate:
     v = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
     correction = (1 - float(group["betas"][1]) ** step) ** 0.5
-    return Reach(_by_root, (float(group["lr"]), correction, float(group["eps"])), (v,))
+    return EffectiveRate(_by_root, (float(group["lr"]), correction, float(group["eps"])), (v,))
 
 
-def _radam(group: Group, state: Group, step: float) -> Reach:
+def _radam(group: Group, state: Group, step: float) -> EffectiveRate:
     rate, beta2 = float(group["lr"]), float(group["betas"][1])
     correction = 1 - beta2**step
     longest = 2 / (1 - beta2) - 1
     length = longest - 2 * step * beta2**step / correction
     if length <= 5:
-        return Reach(None, (rate,))
+        return EffectiveRate(None, (rate,))
     rectified = ((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)) ** 0.5
-    return Reach(_by_root, (rate * rectified * correction**0.5, 1.0, float(group["eps"])), (state["exp_avg_sq"],))
+    return EffectiveRate(
+        _by_root, (rate * rectified * correction**0.5, 1.0, float(group["eps"])), (state["exp_avg_sq"],)
+    )
 
 
-def _adamax(group: Group, state: Group, _step: float) -> Reach:
-    return Reach(_by_size, (float(group["lr"]),), (state["exp_inf"],))
+def _adamax(group: Group, state: Group, _step: float) -> EffectiveRate:
+    return EffectiveRate(_by_size, (float(group["lr"]),), (state["exp_inf"],))
 
 
-def _rmsprop(group: Group, state: Group, _step: float) -> Reach:
+def _rmsprop(group: Group, state: Group, _step: float) -> EffectiveRate:
     rate, epsilon = float(group["lr"]) / (1 - float(group["momentum"])), float(group["eps"])
     if group["centered"]:
-        return Reach(_by_spread, (rate, epsilon), (state["square_avg"], state["grad_avg"]))
-    return Reach(_by_root, (rate, 1.0, epsilon), (state["square_avg"],))
+        return EffectiveRate(_by_spread, (rate, epsilon), (state["square_avg"], state["grad_avg"]))
+    return EffectiveRate(_by_root, (rate, 1.0, epsilon), (state["square_avg"],))
 
 
-def _adagrad(group: Group, state: Group, step: float) -> Reach:
+def _adagrad(group: Group, state: Group, step: float) -> EffectiveRate:
     rate = float(group["lr"]) / (1 + (step - 1) * float(group["lr_decay"]))
-    return Reach(_by_root, (rate, 1.0, float(group["eps"])), (state["sum"],))
+    return EffectiveRate(_by_root, (rate, 1.0, float(group["eps"])), (state["sum"],))
 
 
-KNOWN: dict[type[Optimizer], Callable[[Group, Group, float], Reach]] = {
+KNOWN: dict[type[Optimizer], Callable[[Group, Group, float], EffectiveRate]] = {
     SGD: _sgd,
     Adam: _adam,
     AdamW: _adam,
@@ -115,7 +125,7 @@ KNOWN: dict[type[Optimizer], Callable[[Group, Group, float], Reach]] = {
 }
 
 
-def check_reach(optimizer: Optimizer, form: Form) -> None:
+def check_effective_rate(optimizer: Optimizer, form: Form) -> None:
     """Refuse an optimiser after whose steps weights cannot be pulled in a form."""
     if not is_sgd(optimizer) and not form.elementwise:
         raise OptimizerError(
@@ -129,7 +139,7 @@ def check_reach(optimizer: Optimizer, form: Form) -> None:
 
 
 def is_sgd(optimizer: Optimizer) -> bool:
-    """Whether an optimiser, one whose reach is known, moves all weights of a group by one rate."""
+    """Return whether an optimiser, one whose effective rate is known, moves all weights of a group by one rate."""
     return _reader(optimizer) is _sgd
 
 
@@ -137,7 +147,7 @@ def check_blocks(
     optimizer: Optimizer, form: Form, blocks: Iterable[Sequence[str]], owned: Mapping[str, nn.Parameter]
 ) -> None:
     """Refuse parameters of one matrix that do not all go equally far: its coordinates are not those of the pull."""
-    rates = {name: reach.rate for name, reach in reaches_of(optimizer, owned).items()}
+    rates = {name: each.rate for name, each in effective_rates(optimizer, owned).items()}
     for names in blocks:
         if owned.keys().isdisjoint(names) or len({rates.get(name, 0.0) for name in names}) == 1:
             continue
@@ -149,8 +159,8 @@ def check_blocks(
         )
 
 
-def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], Reach]:
-    """Return how the reach of an optimiser is read, or refuse one of which it is not known."""
+def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], EffectiveRate]:
+    """Return how the effective rate of an optimiser is read, or refuse one of which it is not known."""
     own = inspect.unwrap(type(optimizer).step)
     for kind, read in KNOWN.items():
         if own is inspect.unwrap(kind.step):  # also of a class derived from it, if it takes the same steps
@@ -163,13 +173,16 @@ def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], Reach]:
     )
 
 
-def reaches_of(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Reach]:
-    """Return the reach of each parameter in the step that has just been taken; of those that took none, nothing."""
+def effective_rates(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, EffectiveRate]:
+    """Return the effective rate of each parameter that took part in the last step."""
     read = _reader(optimizer)
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    if read is _sgd:  # one rate for all of a group
+        rates = {id(group): _sgd(group, {}, 0.0) for group in optimizer.param_groups if float(group["lr"]) > 0}
+        places = [(name, id(groups[id(p)])) for name, p in parameters.items()]
+        return {name: rates[place] for name, place in places if place in rates}
     states = {name: optimizer.state.get(p, {}) for name, p in parameters.items()}
-    if read is not _sgd:
-        states = {name: state for name, state in states.items() if state}
+    states = {name: state for name, state in states.items() if state}
     numbers = _numbers({name: state["step"] for name, state in states.items() if "step" in state})
     found = {}
     for name, state in states.items():
@@ -186,3 +199,58 @@ def _numbers(steps: Mapping[str, Any]) -> dict[str, float]:
     if away:
         found |= dict(zip(away, torch.stack([s.reshape(()) for s in away.values()]).tolist(), strict=True))
     return found
+
+
+# How strong a pull in the gradient SGD bears
+
+
+def sgd_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the groups that SGD moves: an optimiser's own, or, of SAM and its like, those of the one inside."""
+    stepping = next((o for o in (optimizer, *vars(optimizer).values()) if isinstance(o, SGD)), None)
+    return [] if stepping is None else stepping.param_groups
+
+
+def sgd_rates(optimizer: Optimizer) -> list[tuple[Any, ...]]:
+    """Return what SGD's bound depends on, group by group."""
+    return [
+        (float(group["lr"]), group["momentum"], group["dampening"], group["nesterov"], group["weight_decay"])
+        for group in sgd_groups(optimizer)
+    ]
+
+
+def largest_strength(core: Core, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> float:
+    """Return the strength up to which an optimiser is stable by itself, half of it for the task's own curvature.
+
+    Those that have no such bound bear any, and so does an implicit hold.
+    """
+    if core.state.implicit.value:
+        return math.inf
+    names = {id(parameter): name for name, parameter in owned.items()}
+    most = math.inf
+    largest = core.largest_importance
+    for group in sgd_groups(optimizer):
+        held = {names[id(p)] for p in group["params"] if id(p) in names} & largest.keys()
+        omega = max((largest[name] for name in held), default=0.0)
+        if omega > 0 and float(group["lr"]) > 0:
+            bound = largest_curvature(
+                float(group["lr"]), group["momentum"], group["dampening"], nesterov=group["nesterov"]
+            )
+            most = min(most, max(0.5 * (bound - group["weight_decay"]) / (2 * omega), 1e-38))
+    return most
+
+
+def rounded_down(value: float) -> float:
+    """Return a positive number with one digit that is not larger than it; 0 for others."""
+    if not 0 < value < math.inf:
+        return 0.0
+    unit = 10.0 ** math.floor(math.log10(value))
+    return math.floor(value / unit) * unit
+
+
+def largest_curvature(rate: float, momentum: float, dampening: float, *, nesterov: bool) -> float:
+    """Return up to which curvature of a quadratic SGD is stable."""
+    if nesterov:
+        return 2 * (1 + momentum) / ((1 + 2 * momentum) * rate)
+    # Without momentum, torch's SGD has no dampening either.
+    scale = rate * (1 - dampening) if momentum else rate
+    return 2 * (1 + momentum) / scale if scale > 0 else float("inf")

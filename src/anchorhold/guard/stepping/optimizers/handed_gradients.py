@@ -2,7 +2,7 @@
 
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 from weakref import WeakSet
@@ -12,11 +12,12 @@ from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
 from anchorhold.errors import AnchorholdWarning
+from anchorhold.guard.stepping.bundles import Bundle, Single
 from anchorhold.tensors.sharding import local
 
 
 class HandedGradients:
-    """Remembers the gradients of a step without keeping them alive, and whether they have changed since.
+    """Remember the gradients of a step without keeping them alive, and whether they have changed since.
 
     Before a step the hold's gradient is added in place wherever no measure needs the task's alone afterwards. So a
     gradient that nobody has touched since still has it in it, and has been measured: by a step that raised and is tried
@@ -40,7 +41,7 @@ class HandedGradients:
         self._first = None if first is None else TensorWeakRef(first)
 
     def is_tried_again(self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> bool:
-        """Whether a step has begun, not ended, and is taken again with the very gradients it had."""
+        """Return whether a step has begun, not ended, and is taken again with the very gradients it had."""
         return (
             not self.ended
             and self._optimizer() is optimizer
@@ -78,19 +79,28 @@ class Lent(NamedTuple):
     """Whether this very tensor is to be measured after the step, not a copy of it."""
 
 
+def lent_by(bundles: Iterable[Bundle]) -> list[Lent]:
+    """Return the gradients that an optimizer is about to get as they are, and that are measured after the step."""
+    lent = []
+    for bundle in bundles:
+        given = bundle.own[0]
+        if isinstance(bundle, Single) and given is not None and bundle.like.grad is given:
+            lent.append(Lent(given, given._version, measured=bundle.gradient is given))
+    return lent
+
+
 class Overwriters:
-    """Remembers which optimisers were seen to leave gradients as they are."""
+    """Remember which optimizers were seen to leave gradients as they are."""
 
     def __init__(self) -> None:
         self._keeping: WeakSet[Optimizer] = WeakSet()
 
     def may_include(self, optimizer: Optimizer) -> bool:
-        """Whether measures need a copy of the gradients that an optimiser is given."""
+        """Return whether measures need a copy of the gradients that an optimiser is given."""
         return optimizer not in self._keeping
 
-    def look(self, optimizer: Optimizer, lent: Iterable[Lent]) -> None:
+    def look(self, optimizer: Optimizer, lent: Sequence[Lent]) -> None:
         """Look, after a step, at what an optimiser has made of its gradients."""
-        lent = list(lent)
         written = [one for one in lent if one.gradient._version != one.version]
         if any(one.measured for one in written):
             warnings.warn(

@@ -11,7 +11,7 @@ from anchorhold.engine.accumulator import SampleAccumulator
 from anchorhold.engine.reductions.layers import LayerReduction
 from anchorhold.errors import BatchError, ConfigurationError
 from anchorhold.forms import Kronecker, Rotated, RotatedMatrix
-from anchorhold.guard.measurement import Finding
+from anchorhold.guard.measurement import TaskResult
 
 
 def network():
@@ -70,7 +70,7 @@ def test_what_a_turn_has_found_is_put_to_rest_before_the_next():
 
 def test_what_was_measured_is_let_go_of_block_by_block_when_it_is_told(monkeypatch):
     """In 16 bits what is kept is another: both, and a diagonal of every weight, would be as much again at the end."""
-    there, shown, diagonal = [], Finding.shown, RotatedMatrix.diagonal
+    there, shown, diagonal = [], TaskResult.shown, RotatedMatrix.diagonal
 
     def of_the_task(finding):
         there.extend(weakref.ref(matrix.s) for matrix in finding.matrices.values() if matrix.block.is_matrix)
@@ -81,7 +81,7 @@ def test_what_was_measured_is_let_go_of_block_by_block_when_it_is_told(monkeypat
         return diagonal(matrix)
 
     alive = []
-    monkeypatch.setattr(Finding, "shown", of_the_task)
+    monkeypatch.setattr(TaskResult, "shown", of_the_task)
     monkeypatch.setattr(RotatedMatrix, "diagonal", counted)
     guard = anchorhold.Guard(network(), "EWC", strength=1.0, form=Rotated(bits=16))
     found = guard.consolidate(data())["EWC"]
