@@ -403,7 +403,7 @@ class Guard(NotACallback):
         watcher = self._attachment.watcher
         watcher.following.refuse_without_inputs()  # there is no strength that it could be of
         value = penalty_of(self._core, self._attachment.monitors, watcher.calls, batches=batches)
-        self._attachment.give_away(value)
+        self._attachment.note_penalty(value)
         return value
 
     # Watching an optimiser
@@ -759,7 +759,7 @@ class Guard(NotACallback):
         self._attachment.watcher.measures.observed = Observed()
         self._attachment.keep_statistics()
         if core.state.is_anchored and core.state.strength:
-            self._attachment.look_out()
+            self._attachment.begin_watching()
 
     def blank_state_dict(self, metadata: "Metadata", prefix: str = "guard") -> dict[str, Any]:
         """Return a state for ``torch.distributed.checkpoint.load`` to fill, whatever number of processes saved it.

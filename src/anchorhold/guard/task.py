@@ -88,7 +88,7 @@ def end_task(
     attachment.restart_task()
     attachment.keep_statistics()
     if attachment.attached() or state.strength:
-        attachment.look_out()
+        attachment.begin_watching()
     return {name: result.shown() for name, result in results.items()}
 
 

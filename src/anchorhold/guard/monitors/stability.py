@@ -1,8 +1,9 @@
 r"""Warn of a strength that would destroy the model: with SGD, a pull that overshoots the anchor by more at every step.
 
-The bound is that of ``steps/optimizers/sgd_bound.py``. Optimizers that divide by a running mean of the gradient's size,
-such as Adam, have none: the penalty's own gradient is in the mean that it is divided by, so that no weight goes farther
-than about η in a step. What a strength does there that is too large is the subject of ``task_share.py``.
+The bound is that of ``stepping/optimizers/effective_rate.py``. Optimizers that divide by a running mean of the
+gradient's size, such as Adam, have none: the penalty's own gradient is in the mean that it is divided by, so that no
+weight goes farther than about η in a step. What a strength does there that is too large is the subject of
+``task_share.py``.
 """
 
 from collections.abc import Mapping

@@ -80,7 +80,7 @@ class Attachment:
         self.was_attached = True
         self._held = WeakSet(set(self._held) - set(optimizers)) if not hold else WeakSet({*self._held, *optimizers})
         self.decide_pull()
-        self.look_out()
+        self.begin_watching()
         if self.watcher.measures.rank_gradients is not None:
             self.watcher.measures.rank_gradients.active = True
 
@@ -102,7 +102,7 @@ class Attachment:
         set_implicit(self.core, value, self.held())
         self.decide_pull()
 
-    def give_away(self, penalty: Tensor) -> None:
+    def note_penalty(self, penalty: Tensor) -> None:
         """Note that the penalty's value was asked for: to be part of a loss, where no optimizer is attached.
 
         Warn once if an attached optimizer holds by it already, as soon as it is differentiated: then it acts twice.
@@ -113,7 +113,7 @@ class Attachment:
         elif penalty.requires_grad and (self.core.state.strength or self.core.options.holds) and self.holds_by_itself:
             penalty.register_hook(lambda _gradient: self.core.runtime.warned.once("held twice", _HELD_TWICE))
 
-    def look_out(self) -> None:
+    def begin_watching(self) -> None:
         """Let monitors watch from now on, also while no optimizer is attached."""
         owned = self.owned()
         trained = {name: p for name, p in self.core.runtime.parameters.items() if id(p) in owned}
