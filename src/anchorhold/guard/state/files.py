@@ -1,4 +1,4 @@
-"""Files of a Guard's state: safetensors, never pickles, and either whole or absent.
+"""Files of a Guard's state: safetensors, never pickles, and either whole or absent; distributed checkpoints.
 
 A file has a checksum of all that it holds, by which a single changed bit is noticed. Those of the first version of the
 layout, which anchorhold 0.1.0 wrote, had none.
@@ -7,19 +7,21 @@ layout, which anchorhold 0.1.0 wrote, had none.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from anchorhold.errors import ConfigurationError, StateError
+from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.ranks import Ranks
+from anchorhold.guard.state.microbatches import WATCHED
+from anchorhold.guard.state.schema import parameters_of, place_in_model
 from anchorhold.tensors.sharding import is_sharded, whole
 from anchorhold.whole_files import read_tensors, sealed, unsealed, write_tensors
 
-VERSION = 2
-"""The version of the state's layout that is written."""
-READABLE = (1, 2)
-"""Those that are read."""
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
 
 _KEY = "holdfast"
 _WITHOUT_CHECKSUM = 1
@@ -105,4 +107,47 @@ def state_of(
             f"{str(path)!r} has no checksum, as every file of version {state.get('version')!r} has: it was damaged or "
             "changed since it was written. Use another copy."
         )
+    return state
+
+
+def blank_state(core: Core, metadata: "Metadata", prefix: str) -> dict[str, Any]:
+    """Return a state for ``torch.distributed.checkpoint`` to fill: it reads into tensors that are there already.
+
+    Raise StateError if the checkpoint holds no state of a Guard under the prefix.
+    """
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata  # noqa: PLC0415 (not in every build)
+
+    under = tuple(prefix.split(".")) if prefix else ()
+    kept = {
+        key: path[len(under) :]
+        for key, path in (metadata.planner_data or {}).items()
+        if path[: len(under)] == under and key in metadata.state_dict_metadata
+    }
+    if ("version",) not in kept.values():
+        there = ", ".join(sorted({str(path[0]) for path in (metadata.planner_data or {}).values()}))
+        raise StateError(
+            f"The checkpoint holds no state of a Guard under {prefix!r}; it has {there or 'nothing'}. "
+            "Give the key that guard.state_dict() was saved by as prefix."
+        )
+    tensors = [str(path[-1]) for path in kept.values() if path[0] == "tensors"]
+    parameters = parameters_of(core, tensors)
+    # A checkpoint has no place for empty mappings, such as the settings of a hold that has none.
+    state: dict[str, Any] = {"steps": {}, "tensors": {}}
+    bare: dict[str, Any] = {hold.name: {} for hold in core.options.holds if not hold.settings()}
+    if bare:
+        state["holds"] = bare
+    for key, path in kept.items():
+        stored = metadata.state_dict_metadata[key]
+        value = None
+        if isinstance(stored, TensorStorageMetadata):
+            place = place_in_model(core, parameters, str(path[-1]), stored.size)
+            like, dtype = parameters.get(place.name), stored.properties.dtype
+            if like is not None and like.shape == stored.size and (place.prefix == WATCHED or not place.part):
+                value = torch.empty_like(like, dtype=dtype, requires_grad=False)
+            else:
+                value = torch.empty(stored.size, dtype=dtype, device=next(iter(parameters.values())).device)
+        inner = state
+        for part in path[:-1]:
+            inner = inner.setdefault(part, {})
+        inner[path[-1]] = value
     return state

@@ -28,11 +28,11 @@ def can_be_kept(core: Core) -> bool:
     return core.runtime.ranks.size == 1 or all(asked.seed is None for asked in asked_of(core.state))
 
 
-def watched_values(core: Core) -> dict[str, Any]:
-    """Return what was seen but for the tensors, or nothing."""
+def watched_values(core: Core) -> dict[str, Any] | None:
+    """Return what was seen but for the tensors, or ``None`` where nothing was."""
     watched = core.task.watched
     if watched is None or not can_be_kept(core):
-        return {}
+        return None
     rows = []
     for asked in asked_of(core.state):
         sums = watched.sums.get(asked, GradientSums())
@@ -42,11 +42,11 @@ def watched_values(core: Core) -> dict[str, Any]:
     # What a process sees of sharded weights is its own part, by which those of another number of them cannot be told.
     weights = None if any(map(is_sharded, core.runtime.model.parameters())) else watched.weights
     classes = watched.classes
-    return {WATCHED: {"weights": weights, "labels": sorted(classes.labels), "samples": classes.samples, "asked": rows}}
+    return {"weights": weights, "labels": sorted(classes.labels), "samples": classes.samples, "asked": rows}
 
 
 def watched_tensors(core: Core) -> dict[str, Tensor]:
-    """Return the tensors, spread as the parameters are."""
+    """Return the tensors by ``NAME#NUMBER.mean`` and ``NAME#NUMBER.spread``, sharded as the parameters are."""
     watched = core.task.watched
     if watched is None or not can_be_kept(core):
         return {}
@@ -55,7 +55,7 @@ def watched_tensors(core: Core) -> dict[str, Tensor]:
         sums = watched.sums.get(asked, GradientSums())
         for part, kept in zip(PARTS, (sums.mean, sums.spread), strict=True):
             for name, own in kept.items():
-                found[f"{WATCHED}/{name}#{number}.{part}"] = wrap_local(own, core.measured[name])
+                found[f"{name}#{number}.{part}"] = wrap_local(own, core.measured[name])
     return found
 
 
