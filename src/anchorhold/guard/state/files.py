@@ -1,7 +1,7 @@
-"""Files of a Guard's state: safetensors, never pickles, and either whole or absent; distributed checkpoints.
+"""Files of a Guard's state: safetensors, never pickles, whole or absent; and checkpoints of torch.distributed.
 
-A file has a checksum of all that it holds, by which a single changed bit is noticed. Those of the first version of the
-layout, which anchorhold 0.1.0 wrote, had none.
+A file has a checksum of all its content, by which a single changed bit is noticed. Files of the first version, which
+anchorhold 0.1.0 wrote, have none.
 """
 
 import os
@@ -24,37 +24,26 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
 _KEY = "holdfast"
+"""The key of the values in the file's metadata: the library's name when the first files were written."""
 _WITHOUT_CHECKSUM = 1
-"""The last version whose files have none."""
+"""The last version whose files have no checksum."""
 
 
 def write(path: str | os.PathLike[str], state: Mapping[str, Any], ranks: Ranks) -> None:
-    """Write a state, by the first of the ranks; an interruption leaves the old file or the new one.
+    """Write a state into a file, on the first rank; an interruption leaves the old file or the new one.
 
-    Every rank has the whole state, unless it is sharded: only then must all of them take part.
+    All ranks have to call it where tensors are sharded. Raise StateError if there is no folder for the file.
     """
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(
             f"save({type(path).__name__}): expected a path, as in guard.save('guard.safetensors')."
         )
-    rest = {key: value for key, value in state.items() if key != "tensors"}
+    values = {key: value for key, value in state.items() if key != "tensors"}
     tensors = _gathered(state["tensors"], keep=ranks.rank == 0)
 
     def write_first() -> None:
         if ranks.rank == 0:
-            folder = Path(path).parent
-            if not folder.is_dir():
-                raise StateError(
-                    f"There is no folder {str(folder)!r}, so no state was written to {str(path)!r}. Make the folder "
-                    "first."
-                )
-            if Path(path).is_dir():
-                raise StateError(
-                    f"{str(path)!r} is a folder, so no state was written; expected the path of a file, such as "
-                    f"{str(Path(path) / 'guard.safetensors')!r}."
-                )
-            here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-            write_tensors(path, here, {_KEY: sealed(rest, here)})
+            _write(Path(path), values, tensors)
 
     if any(map(is_sharded, state["tensors"].values())):
         ranks.each(write_first)
@@ -62,8 +51,22 @@ def write(path: str | os.PathLike[str], state: Mapping[str, Any], ranks: Ranks) 
         write_first()
 
 
+def _write(path: Path, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    if not path.parent.is_dir():
+        raise StateError(
+            f"There is no folder {str(path.parent)!r}, so no state was written to {str(path)!r}. Make the folder first."
+        )
+    if path.is_dir():
+        raise StateError(
+            f"{str(path)!r} is a folder, so no state was written; expected the path of a file, such as "
+            f"{str(path / 'guard.safetensors')!r}."
+        )
+    here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_tensors(path, here, {_KEY: sealed(values, here)})
+
+
 def _gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """Return tensors whole, the sharded ones in the CPU's memory, and those that are not kept not at all."""
+    """Return whole tensors, sharded ones in the CPU's memory; nothing on a rank that does not keep them."""
     gathered = {}
     for name, tensor in tensors.items():
         full = whole(tensor)
@@ -73,7 +76,7 @@ def _gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]
 
 
 def refuse_without_guard(guard: object, path: object) -> None:
-    """Refuse ``Guard.load(path)``, of no guard: a file has what was learned, and no model to hold."""
+    """Raise ConfigurationError for ``Guard.load(path)``, which is called on the class."""
     if isinstance(guard, str | os.PathLike) and path is None:
         raise ConfigurationError(
             f"Guard.load({str(guard)!r}) of no guard: a file has no model. Make the guard as it was made, "
@@ -82,7 +85,7 @@ def refuse_without_guard(guard: object, path: object) -> None:
 
 
 def read(path: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Read a state, or say why the file holds none."""
+    """Return the state in a file. Raise StateError if there is no such file, it is damaged, or no guard wrote it."""
     if not isinstance(path, str | os.PathLike):
         instead = " A state itself is for load_state_dict()." if isinstance(path, Mapping) else ""
         raise ConfigurationError(
@@ -98,11 +101,14 @@ def read(path: str | os.PathLike[str] | None) -> dict[str, Any]:
 def state_of(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return all of a state but its tensors, which are read to compare them with the checksum, one after the other."""
+    """Return a file's values, after comparing its checksum with these and the tensors, one after the other.
+
+    Raise StateError if they differ, or if no guard wrote the file.
+    """
     if _KEY not in metadata:
         raise StateError(f"{str(path)!r} is a safetensors file, but not one that a Guard wrote.")
-    state, checked = unsealed(metadata[_KEY], tensors, path)
-    if not checked and state.get("version") != _WITHOUT_CHECKSUM:
+    state, has_checksum = unsealed(metadata[_KEY], tensors, path)
+    if not has_checksum and state.get("version") != _WITHOUT_CHECKSUM:
         raise StateError(
             f"{str(path)!r} has no checksum, as every file of version {state.get('version')!r} has: it was damaged or "
             "changed since it was written. Use another copy."

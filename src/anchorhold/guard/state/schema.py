@@ -173,11 +173,23 @@ def _as_dict(_core: Core, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 VALUES = (
-    Value("version", "the version of this table", types.VERSION_NUMBER, lambda _: VERSION),
+    Value("version", "the version of this table", checked_later(" or ".join(map(str, READABLE))), lambda _: VERSION),
     Value("strength", "c; of several by pattern the largest", types.STRENGTH, home="state.strength"),
     Value("decay", "γ, the factor of the importance so far when a task is added", types.DECAY, home="state.decay"),
-    Value("driver", "the measure that drives the penalty", types.MEASURE, lambda core: core.state.driver),
-    Value("measures", "the settings of every measure", types.MEASURES, lambda core: core.state.settings),
+    Value(
+        "driver",
+        "the measure that drives the penalty",
+        types.MEASURE,
+        lambda core: core.state.driver,
+        must_match=True,
+    ),
+    Value(
+        "measures",
+        "the settings of every measure",
+        types.MEASURES,
+        lambda core: core.state.settings,
+        must_match=True,
+    ),
     Value("tasks", "how many tasks were consolidated", types.COUNT, home="state.tasks"),
     Value(
         "steps",

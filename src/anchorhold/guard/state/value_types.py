@@ -45,7 +45,7 @@ def _tested(words: str, fits: Callable[[Any], bool]) -> ValueType:
 
 
 def checked_later(words: str) -> ValueType:
-    """Return a type whose values are compared with the guard's own, or read with the tensors, and checked there."""
+    """Return a type whose values are checked where they are compared with the guard's own, or read."""
     return ValueType(words, lambda _key, _value: None)
 
 
@@ -96,8 +96,6 @@ def _are_marks(value: Any) -> bool:
     return _is_list_of(_is_list_of(is_number))([marks for _, marks in value]) and _has_each_once([n for n, _ in value])
 
 
-VERSION_NUMBER = checked_later("a whole number")
-"""Checked before all others, since the rest depends on it."""
 STRENGTH = ValueType(
     "a number from 0 to 1e38",
     lambda _, value: number("strength", value, "a number from 0 to 1e38", lambda c: 0 <= c <= LARGEST),
