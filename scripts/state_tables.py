@@ -1,7 +1,6 @@
 """Write the tables of what a state file holds into the documentation: ``python scripts/state_tables.py``."""
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,10 +31,12 @@ def tensors_table() -> str:
 def with_tables(text: str) -> str:
     """Return the text of the page with the tables as they are now."""
     for name, table in {"values": values_table(), "tensors": tensors_table()}.items():
-        between = re.compile(f"(<!-- {name}: .*? -->\n).*?(<!-- end of {name} -->)", flags=re.DOTALL)
-        text, found = between.subn(lambda marks, table=table: f"{marks[1]}\n{table}\n{marks[2]}", text)
-        if found != 1:
-            raise ValueError(f"{PAGE} has {found} places for the table of {name}; expected one.")
+        start, end = f"<!-- {name}: written by scripts/state_tables.py -->", f"<!-- end of {name} -->"
+        before, _, rest = text.partition(start)
+        _, found, after = rest.partition(end)
+        if not found:
+            raise ValueError(f"{PAGE} has no place for the table of {name}; expected {start!r} and then {end!r}.")
+        text = f"{before}{start}\n\n{table}\n{end}{after}"
     return text
 
 

@@ -140,21 +140,15 @@ def check_completeness(
         )
 
 
-def check_names(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> None:
-    """Raise StateError if the state protects parameters that the guard does not."""
-    missing = sorted(set(state["parameters"]) - set(parameters))
-    if missing:
+def check_model(runtime: Runtime, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> None:
+    """Raise StateError if the guard lacks parameters of the state, or the model a batch norm."""
+    if missing := sorted(set(state["parameters"]) - set(parameters)):
         raise StateError(
             f"The state protects {missing[0]!r}{f' and {len(missing) - 1} more' if missing[1:] else ''}, which this "
             "Guard does not: it was made for another model, or with another `protect`."
         )
-
-
-def check_norms(runtime: Runtime, state: Mapping[str, Any]) -> None:
-    """Raise StateError if the model lacks a batch norm that the state names."""
-    present = with_statistics(runtime.model)
-    missing = sorted({*state.get("frozen_norms", ()), *state.get("folded_norms", ())} - present.keys())
-    if missing:
+    norms = {*state.get("frozen_norms", ()), *state.get("folded_norms", ())}
+    if missing := sorted(norms - with_statistics(runtime.model).keys()):
         raise StateError(
             f"The state was made for another model: it has a batch norm {missing[0]!r} with running statistics, and "
             "this model has none of that name."

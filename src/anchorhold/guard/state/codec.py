@@ -18,8 +18,7 @@ from anchorhold.guard.state.checks import (
     check_completeness,
     check_dtype,
     check_importance,
-    check_names,
-    check_norms,
+    check_model,
     check_numbers,
     check_strengths,
     check_values,
@@ -101,8 +100,7 @@ def _read(core: Core, state: Mapping[str, Any]) -> _Restored:
     values = {value.key: value.read(core, state.get(value.key, value.default)) for value in VALUES}
     parameters = parameters_of(core, state["tensors"], state["parameters"])
     measured = core.measured_of(parameters)
-    check_names(parameters, state)
-    check_norms(core.runtime, state)
+    check_model(core.runtime, parameters, state)
     tensors = _read_tensors(core, parameters, state["tensors"])
     merged_anchor = _read_merged_anchor(core, tensors["merged"])
     # Some may have come, or thawed, since the last task was consolidated: they are in no block yet.

@@ -71,7 +71,8 @@ def watched_of(
         found.weights = weights_sum(core.runtime.model) if weights is None else int(weights)
         for number, (asked, row) in enumerate(zip(asked_of(core.state), rows, strict=True)):
             found.sums[asked] = _sums(number, row, tensors, measured)
-            found.progress[asked] = Progress(int(row[4]), _draws(row[5]))
+            draws = None if row[5] is None else torch.tensor(list(bytes.fromhex(row[5])), dtype=torch.uint8)
+            found.progress[asked] = Progress(int(row[4]), draws)
     except (TypeError, KeyError, ValueError, IndexError) as error:
         raise StateError(
             f"The state is damaged: what watch_only() has seen is not whole ({type(error).__name__}: {error}). Use "
@@ -100,7 +101,3 @@ def _sums(number: int, row: Any, tensors: Mapping[str, Tensor], measured: Mappin
                 raise ValueError(f"the {part} of {name!r} has NaN or infinities")
             kept[name] = own.clone()
     return sums
-
-
-def _draws(drawn: Any) -> Tensor | None:
-    return None if drawn is None else torch.tensor(list(bytes.fromhex(drawn)), dtype=torch.uint8)

@@ -164,8 +164,10 @@ def _layouts(core: Core) -> dict[str, str]:
     return {block.name: LOOKED_UP if block.looked_up else INPUTS_FIRST for block in blocks}
 
 
-def _as_set(_core: Core, names: Iterable[Any]) -> frozenset[Any]:
-    return frozenset(names)
+def _sorted_set(key: str, meaning: str, type_: ValueType, home: str) -> Value:
+    """Return the row of a set, which is written as a sorted list."""
+    get = attrgetter(home)
+    return Value(key, meaning, type_, lambda core: sorted(get(core)), [], home, lambda _, names: frozenset(names))
 
 
 def _as_dict(_core: Core, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,18 +179,10 @@ VALUES = (
     Value("strength", "c; of several by pattern the largest", types.STRENGTH, home="state.strength"),
     Value("decay", "γ, the factor of the importance so far when a task is added", types.DECAY, home="state.decay"),
     Value(
-        "driver",
-        "the measure that drives the penalty",
-        types.MEASURE,
-        lambda core: core.state.driver,
-        must_match=True,
+        "driver", "the measure that drives the penalty", types.MEASURE, lambda core: core.state.driver, must_match=True
     ),
     Value(
-        "measures",
-        "the settings of every measure",
-        types.MEASURES,
-        lambda core: core.state.settings,
-        must_match=True,
+        "measures", "the settings of every measure", types.MEASURES, lambda core: core.state.settings, must_match=True
     ),
     Value("tasks", "how many tasks were consolidated", types.COUNT, home="state.tasks"),
     Value(
@@ -316,24 +310,10 @@ VALUES = (
         read=_read_control,
     ),
     Value("averages", "of totals that are means: of how many tasks", types.AVERAGES, _averages, default={}),
-    Value(
-        "left_frozen",
-        "the parameters that were frozen at the last consolidation",
-        types.NAMES,
-        lambda core: sorted(core.state.left_frozen),
-        default=[],
-        home="state.left_frozen",
-        read=_as_set,
+    _sorted_set(
+        "left_frozen", "the parameters that were frozen at the last consolidation", types.NAMES, "state.left_frozen"
     ),
-    Value(
-        "labels",
-        "the labels of the samples that importance was measured from",
-        types.LABELS,
-        lambda core: sorted(core.state.labels),
-        default=[],
-        home="state.labels",
-        read=_as_set,
-    ),
+    _sorted_set("labels", "the labels of the samples that importance was measured from", types.LABELS, "state.labels"),
     Value(
         "labels_of_task",
         "the labels of the current task so far",
@@ -343,15 +323,7 @@ VALUES = (
         home="task.head",
         read=lambda _, labels: HeadGradients(labels),
     ),
-    Value(
-        "frozen_norms",
-        "the batch norms whose statistics stay as they are",
-        types.NAMES,
-        lambda core: sorted(core.state.frozen_norms),
-        default=[],
-        home="state.frozen_norms",
-        read=_as_set,
-    ),
+    _sorted_set("frozen_norms", "the batch norms whose statistics stay as they are", types.NAMES, "state.frozen_norms"),
     Value(
         "folded_norms",
         "the batch norms that are held with a layer, each with that layer",
@@ -428,37 +400,29 @@ def _merged(core: Core, _prefix: str) -> dict[str, Tensor]:
     return {f"{weight}#{part}": tensor for weight, change in anchor for part, tensor in in_parts(change).items()}
 
 
+def _by_parameter(key: str, meaning: str, precision: Precision, home: str) -> TensorKind:
+    """Return the row of tensors that one attribute of the Core has, by parameter."""
+    get, prefix = attrgetter(home), key.partition("/")[0]
+    return TensorKind(
+        f"`{key}`",
+        meaning,
+        "the parameter's",
+        precision,
+        lambda _: [prefix],
+        lambda core, _: get(core),
+        home,
+        is_by_parameter=True,
+    )
+
+
 TENSOR_KINDS = (
-    TensorKind(
-        "`anchor/PARAMETER`",
-        "θ*, the weights after the last task, or their mean over all tasks",
-        "the parameter's",
-        RESTING,
-        lambda _: ["anchor"],
-        lambda core, _: core.state.anchor,
-        home="state.anchor",
-        is_by_parameter=True,
+    _by_parameter(
+        "anchor/PARAMETER", "θ*, the weights after the last task, or their mean over all tasks", RESTING, "state.anchor"
     ),
-    TensorKind(
-        "`start/PARAMETER`",
-        "θ(0), the weights just before the first step of the current task",
-        "the parameter's",
-        EXACT,
-        lambda _: ["start"],
-        lambda core, _: core.task.start,
-        home="task.start",
-        is_by_parameter=True,
+    _by_parameter(
+        "start/PARAMETER", "θ(0), the weights just before the first step of the current task", EXACT, "task.start"
     ),
-    TensorKind(
-        "`tilt/PARAMETER`",
-        "r, the linear term of the penalty at θ*",
-        "the parameter's",
-        RESTING,
-        lambda _: ["tilt"],
-        lambda core, _: core.state.tilt,
-        home="state.tilt",
-        is_by_parameter=True,
-    ),
+    _by_parameter("tilt/PARAMETER", "r, the linear term of the penalty at θ*", RESTING, "state.tilt"),
     TensorKind(
         "`running/MEASURE/PARAMETER`, of several states `running.STATE/MEASURE/PARAMETER`",
         "what a measure has accumulated in the current task",

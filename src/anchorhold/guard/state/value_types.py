@@ -65,10 +65,6 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, Mapping)
-
-
 def _is_pair(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2
 
@@ -83,10 +79,6 @@ def _maps_names_to(fits: Callable[[object], bool]) -> Callable[[object], bool]:
 
 def _has_each_once(names: list[Any] | tuple[Any, ...]) -> bool:
     return all(map(_is_text, names)) and len(set(names)) == len(names)
-
-
-def _is_tolerance(value: Any) -> bool:
-    return isinstance(value, Mapping) and is_number(value.get("nats")) and value["nats"] > 0
 
 
 def _are_marks(value: Any) -> bool:
@@ -106,12 +98,17 @@ RELATIVE = ValueType("a number above 0, up to 1e38", lambda _, value: checked_re
 COUNT = _tested("a whole number, 0 or more", _is_count)
 TRUTH = _tested("true or false", lambda value: isinstance(value, bool))
 MEASURE = _tested("a measure's name", _is_text)
-MEASURES = _tested("measures by name, with their settings", _maps_names_to(_is_mapping))
+MEASURES = _tested(
+    "measures by name, with their settings", _maps_names_to(lambda settings: isinstance(settings, Mapping))
+)
 STEPS = _tested("whole numbers by parameter, 0 or more", _maps_names_to(_is_count))
 DISTINCT = _tested("each name once", lambda value: isinstance(value, list | tuple) and _has_each_once(value))
 TENSORS = _tested("tensors by name", _maps_names_to(lambda value: isinstance(value, Tensor)))
 WORDS = _tested("a strength in words", _is_text)
-TOLERANCE = _tested("its nats, a number above 0, and how it is followed", _is_tolerance)
+TOLERANCE = _tested(
+    "its nats, a number above 0, and how it is followed",
+    lambda value: isinstance(value, Mapping) and is_number(value.get("nats")) and value["nats"] > 0,
+)
 MARKS = _tested("each name once, with numbers", _are_marks)
 CONTROL = _tested(
     "plain values by name", _maps_names_to(lambda value: value is None or isinstance(value, int | float | list))
