@@ -137,7 +137,7 @@ class Matrix(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors of Q by name, as they are saved and as :meth:`Form.restore` takes them."""
+        """Return the tensors of Q by name, as they are saved and as :meth:`anchorhold.Form.restore` takes them."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Return the same matrix with a function applied to each of its tensors."""
@@ -313,7 +313,7 @@ class Form(ABC):
 
     @abstractmethod
     def restore(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:
-        """Return the matrix whose :meth:`Matrix.state` these tensors are.
+        """Return the matrix whose :meth:`anchorhold.forms.Matrix.state` these tensors are.
 
         Raise a :class:`~anchorhold.errors.StateError` if their names or shapes are those of another network.
         """

@@ -52,7 +52,7 @@ class RotatedMatrix(Matrix):
     Args:
         block: the layer.
         s: S, of outputs × inputs, or of as many numbers as there are along their coordinates.
-        basis: U_G and U_A, each whole, in blocks, or thin (:mod:`anchorhold.forms.coordinates`); ``None`` for a side
+        basis: U_G and U_A, each whole, in blocks, or thin (``coordinates.py``); ``None`` for a side
             that stays as it is.
         spectra: the eigenvalues of the two factors that the basis is of; ``None`` for a factor that is the identity.
         is_basis_of_sum: True if those factors are of all tasks so far, and not of the one alone that S is of.
