@@ -102,14 +102,14 @@ class LayerInputs:
         with torch.no_grad():
             for use in uses:
                 for role, part in use.parts.items():
-                    if part.name in self._blocks and not self._took(use, role, part):
+                    if part.name in self._blocks and not self._add_use(use, role, part):
                         self._note_hidden(part.name, batch.size)
         for name in read_graph(outputs, self.parameters)[0]:  # uses that no rule saw
             if name in self._blocks:
                 self._note_hidden(name, batch.size)
 
-    def _took(self, use: Use, role: str, part: Part) -> bool:
-        """Add what a use brings of a layer's inputs, if they can be seen there."""
+    def _add_use(self, use: Use, role: str, part: Part) -> bool:
+        """Add the inputs of a layer's use. Return False where they cannot be seen."""
         block, rule = self._blocks[part.name], use.rule
         names = {part.name for part in use.parts.values()}
         if part.name != block.parameters[0]:  # a bias: with its weight, or by itself

@@ -9,7 +9,7 @@ import pytest
 
 from anchorhold.errors import ConfigurationError
 from anchorhold_lab.experiments import Result, Spec, Store, Summary
-from anchorhold_lab.experiments.store.store import read_nested
+from anchorhold_lab.experiments.store.nested_files import read_nested
 from studies.benzing2020 import ITEMS, items_named, reproduce, run_nothing
 from studies.benzing2020.drawing.tables.run_tables import (
     AVERAGE_COLUMNS,
@@ -187,7 +187,7 @@ def count_files(patch):
         return read_nested(path)
 
     patch.setattr(Result, "from_dict", parsed)
-    patch.setattr("anchorhold_lab.experiments.store.store.read_nested", nested)
+    patch.setattr("anchorhold_lab.experiments.store.run_files.read_nested", nested)
     return read
 
 

@@ -48,7 +48,7 @@ class Score(ABC):
     reading: OutputReading | None = None  # how outputs are read, where batches tell
 
     def settled(self, outputs: Tensor, targets: Tensor | None, evidence: ReadingEvidence | None = None) -> Self:
-        """Return this score with whatever it leaves open settled by a batch: its outputs, targets and what it told."""
+        """Return this score with what it leaves open settled by a batch: its outputs, its targets and its evidence."""
         return self
 
     def check_labels(self, outputs: Tensor, targets: Tensor, phi: Phi) -> None:  # noqa: B027 (most scores have none)
@@ -164,7 +164,7 @@ class PositionScore(Score):
         return hash((type(self), *sorted(vars(self).items())))
 
     def settled(self, outputs: Tensor, targets: Tensor | None, evidence: ReadingEvidence | None = None) -> Self:
-        """Return this score with its outputs' reading, as the batches so far tell it; refuse what is unclear."""
+        """Return this score with its outputs' reading by the batches so far. Raise BatchError where that is unclear."""
         reading = read_outputs(
             outputs,
             targets,
