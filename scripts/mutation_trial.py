@@ -109,11 +109,16 @@ def collected(*options: str) -> set[str]:
     return {line for line in done.stdout.splitlines() if "::" in line}
 
 
-class Failures:
-    """Writes down which test failed, for the process that forked this one."""
+class Chosen:
+    """Lets pytest run some of the tests of its files alone, and writes down which one failed."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, tests: list[str], file: Path) -> None:
+        self._place, self._file = {test: number for number, test in enumerate(tests)}, file
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Called by pytest with all tests of the files; names in its arguments may not hold every character."""
+        kept = [item for item in items if item.nodeid in self._place]
+        items[:] = sorted(kept, key=lambda item: self._place[item.nodeid])
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Called by pytest after each part of a test."""
@@ -160,18 +165,12 @@ class Trial:
             os.dup2(silent, 2)
             signal.alarm(self._seconds)
             # What was imported before is too late for pytest's own assertions, of which tests hear as an error.
-            options = [
-                "-x",
-                "-p",
-                "no:cacheprovider",
-                "-p",
-                "no:xdist",
-                "-W",
-                "ignore::pytest.PytestAssertRewriteWarning",
-            ]
+            options = ["-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+            options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+            files = dict.fromkeys(test.partition("::")[0] for test in tests)
             code = 1
             try:
-                code = int(pytest.main([*options, *tests], plugins=[Failures(self._failed)]))
+                code = int(pytest.main([*options, *files], plugins=[Chosen(tests, self._failed)]))
             finally:
                 os._exit(code)  # whatever happens, the loop over mutants is the first process's alone
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -184,15 +183,14 @@ class Trial:
 
 def covering(data: CoverageData) -> dict[tuple[Path, int], list[str]]:
     """Return the tests that run each line, those first that run few lines: they are made for them."""
-    found = {(Path(name), line): contexts
-        for name in data.measured_files() for line, contexts in data.contexts_by_lineno(name).items()}  # fmt: skip
+    found = {}
+    for name in data.measured_files():
+        for line, contexts in data.contexts_by_lineno(name).items():
+            found[Path(name), line] = [context for context in contexts if "::" in context]
     size = Counter(context for contexts in found.values() for context in contexts)
-    return {
-        place: list(
-            dict.fromkeys(context.partition("|")[0] for context in sorted(contexts, key=size.get) if "::" in context)
-        )
-        for place, contexts in found.items()
-    }
+    ordered = {place: sorted(contexts, key=size.__getitem__) for place, contexts in found.items()}
+    # pytest-cov has a context for each part of a test.
+    return {place: list(dict.fromkeys(each.partition("|")[0] for each in some)) for place, some in ordered.items()}
 
 
 def main() -> None:
@@ -207,7 +205,7 @@ def main() -> None:
     data = CoverageData(str(asked.data))
     data.read()
     tests_of = covering(data)
-    day = collected("-m", "not nightly")
+    every_test, day = collected(), collected("-m", "not nightly")
     every = [
         each for file in sorted(PACKAGE.rglob("*.py")) for each in mutants(file) if tests_of.get((file, each.line))
     ]
@@ -215,7 +213,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp())  # removed below: what forks would remove a TemporaryDirectory at its own end
     trial = Trial(folder, asked.seconds)
     for mutant in random.Random(asked.seed).sample(every, asked.mutants):  # noqa: S311 (nothing secret)
-        tests = tests_of[mutant.file, mutant.line]
+        tests = [test for test in tests_of[mutant.file, mutant.line] if test in every_test]
         by_day = [test for test in tests if test in day][: asked.tests]
         by_night = [test for test in tests if test not in day][: asked.tests]
         tried = {"day": by_day, "night": by_night}

@@ -1,4 +1,5 @@
 import json
+import sys
 from types import SimpleNamespace
 
 import peft
@@ -198,6 +199,14 @@ def test_python_m_is_the_same_command():
         "import runpy, sys; sys.argv = ['x', '--version']; runpy.run_module('anchorhold', run_name='__main__')"
     )
     assert told.stdout == f"anchorhold {anchorhold.__version__}\n"
+
+
+def test_streams_that_are_closed_are_no_mistake(monkeypatch):
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, None)
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(["--version"])
+    assert not ended.value.code
 
 
 def test_ctrl_c_is_one_line(call, models, tmp_path, monkeypatch):

@@ -37,7 +37,6 @@ from anchorhold.guard.retention.keep_inputs import keep_inputs, warn_unless_bind
 from anchorhold.guard.rollback.rollback import Rollback
 from anchorhold.guard.rollback.weight_average import evaluated_weights
 from anchorhold.guard.state import files as state_files
-from anchorhold.guard.state.blank import blank_state
 from anchorhold.guard.state.codec import from_state, to_state
 from anchorhold.guard.state.microbatches import can_be_kept
 from anchorhold.guard.stepping.attachment import Attachment
@@ -773,7 +772,7 @@ class Guard(NotACallback):
             prefix: the key that :meth:`state_dict` was saved by; empty where it was saved by itself.
         """
         refresh(self._core)
-        return blank_state(self._core, metadata, prefix)
+        return state_files.blank_state(self._core, metadata, prefix)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a safetensors file, whole or not at all.

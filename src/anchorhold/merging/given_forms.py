@@ -19,8 +19,8 @@ from anchorhold.forms import DiagonalMatrix, Kronecker, Matrix, SumMatrix, form
 from anchorhold.forms.layers import LayerForm
 from anchorhold.forms.vectors import VectorForm
 from anchorhold.guard import Guard, TaskImportance
-from anchorhold.guard.state.codec import INPUTS_FIRST, LOOKED_UP
-from anchorhold.guard.state.files import READABLE, state_of
+from anchorhold.guard.state.files import state_of
+from anchorhold.guard.state.schema import INPUTS_FIRST, LOOKED_UP, READABLE
 from anchorhold.merging import tensor_files
 from anchorhold.tensors.storage import widest_dtype
 

@@ -1,58 +1,49 @@
-"""Files of a Guard's state: safetensors, never pickles, and either whole or absent.
+"""Files of a Guard's state: safetensors, never pickles, whole or absent; and checkpoints of torch.distributed.
 
-A file has a checksum of all that it holds, by which a single changed bit is noticed. Those of the first version of the
-layout, which anchorhold 0.1.0 wrote, had none.
+A file has a checksum of all its content, by which a single changed bit is noticed. Files of the first version, which
+anchorhold 0.1.0 wrote, have none.
 """
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from anchorhold.errors import ConfigurationError, StateError
+from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.ranks import Ranks
+from anchorhold.guard.state.microbatches import WATCHED
+from anchorhold.guard.state.schema import parameters_of, place_in_model
 from anchorhold.tensors.sharding import is_sharded, whole
 from anchorhold.whole_files import read_tensors, sealed, unsealed, write_tensors
 
-VERSION = 2
-"""The version of the state's layout that is written."""
-READABLE = (1, 2)
-"""Those that are read."""
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
 
 _KEY = "holdfast"
+"""The key of the values in the file's metadata: the library's name when the first files were written."""
 _WITHOUT_CHECKSUM = 1
-"""The last version whose files have none."""
+"""The last version whose files have no checksum."""
 
 
 def write(path: str | os.PathLike[str], state: Mapping[str, Any], ranks: Ranks) -> None:
-    """Write a state, by the first of the ranks; an interruption leaves the old file or the new one.
+    """Write a state into a file, on the first rank; an interruption leaves the old file or the new one.
 
-    Every rank has the whole state, unless it is sharded: only then must all of them take part.
+    All ranks have to call it where tensors are sharded. Raise StateError if there is no folder for the file.
     """
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(
             f"save({type(path).__name__}): expected a path, as in guard.save('guard.safetensors')."
         )
-    rest = {key: value for key, value in state.items() if key != "tensors"}
+    values = {key: value for key, value in state.items() if key != "tensors"}
     tensors = _gathered(state["tensors"], keep=ranks.rank == 0)
 
     def write_first() -> None:
         if ranks.rank == 0:
-            folder = Path(path).parent
-            if not folder.is_dir():
-                raise StateError(
-                    f"There is no folder {str(folder)!r}, so no state was written to {str(path)!r}. Make the folder "
-                    "first."
-                )
-            if Path(path).is_dir():
-                raise StateError(
-                    f"{str(path)!r} is a folder, so no state was written; expected the path of a file, such as "
-                    f"{str(Path(path) / 'guard.safetensors')!r}."
-                )
-            here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-            write_tensors(path, here, {_KEY: sealed(rest, here)})
+            _write(Path(path), values, tensors)
 
     if any(map(is_sharded, state["tensors"].values())):
         ranks.each(write_first)
@@ -60,8 +51,22 @@ def write(path: str | os.PathLike[str], state: Mapping[str, Any], ranks: Ranks) 
         write_first()
 
 
+def _write(path: Path, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    if not path.parent.is_dir():
+        raise StateError(
+            f"There is no folder {str(path.parent)!r}, so no state was written to {str(path)!r}. Make the folder first."
+        )
+    if path.is_dir():
+        raise StateError(
+            f"{str(path)!r} is a folder, so no state was written; expected the path of a file, such as "
+            f"{str(path / 'guard.safetensors')!r}."
+        )
+    here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_tensors(path, here, {_KEY: sealed(values, here)})
+
+
 def _gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """Return tensors whole, the sharded ones in the CPU's memory, and those that are not kept not at all."""
+    """Return whole tensors, sharded ones in the CPU's memory; nothing on a rank that does not keep them."""
     gathered = {}
     for name, tensor in tensors.items():
         full = whole(tensor)
@@ -71,7 +76,7 @@ def _gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]
 
 
 def refuse_without_guard(guard: object, path: object) -> None:
-    """Refuse ``Guard.load(path)``, of no guard: a file has what was learned, and no model to hold."""
+    """Raise ConfigurationError for ``Guard.load(path)``, which is called on the class."""
     if isinstance(guard, str | os.PathLike) and path is None:
         raise ConfigurationError(
             f"Guard.load({str(guard)!r}) of no guard: a file has no model. Make the guard as it was made, "
@@ -80,7 +85,7 @@ def refuse_without_guard(guard: object, path: object) -> None:
 
 
 def read(path: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Read a state, or say why the file holds none."""
+    """Return the state in a file. Raise StateError if there is no such file, it is damaged, or no guard wrote it."""
     if not isinstance(path, str | os.PathLike):
         instead = " A state itself is for load_state_dict()." if isinstance(path, Mapping) else ""
         raise ConfigurationError(
@@ -96,13 +101,59 @@ def read(path: str | os.PathLike[str] | None) -> dict[str, Any]:
 def state_of(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return all of a state but its tensors, which are read to compare them with the checksum, one after the other."""
+    """Return a file's values, after comparing its checksum with these and the tensors, one after the other.
+
+    Raise StateError if they differ, or if no guard wrote the file.
+    """
     if _KEY not in metadata:
         raise StateError(f"{str(path)!r} is a safetensors file, but not one that a Guard wrote.")
-    state, checked = unsealed(metadata[_KEY], tensors, path)
-    if not checked and state.get("version") != _WITHOUT_CHECKSUM:
+    state, has_checksum = unsealed(metadata[_KEY], tensors, path)
+    if not has_checksum and state.get("version") != _WITHOUT_CHECKSUM:
         raise StateError(
             f"{str(path)!r} has no checksum, as every file of version {state.get('version')!r} has: it was damaged or "
             "changed since it was written. Use another copy."
         )
+    return state
+
+
+def blank_state(core: Core, metadata: "Metadata", prefix: str) -> dict[str, Any]:
+    """Return a state for ``torch.distributed.checkpoint`` to fill: it reads into tensors that are there already.
+
+    Raise StateError if the checkpoint holds no state of a Guard under the prefix.
+    """
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata  # noqa: PLC0415 (not in every build)
+
+    under = tuple(prefix.split(".")) if prefix else ()
+    kept = {
+        key: path[len(under) :]
+        for key, path in (metadata.planner_data or {}).items()
+        if path[: len(under)] == under and key in metadata.state_dict_metadata
+    }
+    if ("version",) not in kept.values():
+        there = ", ".join(sorted({str(path[0]) for path in (metadata.planner_data or {}).values()}))
+        raise StateError(
+            f"The checkpoint holds no state of a Guard under {prefix!r}; it has {there or 'nothing'}. "
+            "Give the key that guard.state_dict() was saved by as prefix."
+        )
+    tensors = [str(path[-1]) for path in kept.values() if path[0] == "tensors"]
+    parameters = parameters_of(core, tensors)
+    # A checkpoint has no place for empty mappings, such as the settings of a hold that has none.
+    state: dict[str, Any] = {"steps": {}, "tensors": {}}
+    bare: dict[str, Any] = {hold.name: {} for hold in core.options.holds if not hold.settings()}
+    if bare:
+        state["holds"] = bare
+    for key, path in kept.items():
+        stored = metadata.state_dict_metadata[key]
+        value = None
+        if isinstance(stored, TensorStorageMetadata):
+            place = place_in_model(core, parameters, str(path[-1]), stored.size)
+            like, dtype = parameters.get(place.name), stored.properties.dtype
+            if like is not None and like.shape == stored.size and (place.prefix == WATCHED or not place.part):
+                value = torch.empty_like(like, dtype=dtype, requires_grad=False)
+            else:
+                value = torch.empty(stored.size, dtype=dtype, device=next(iter(parameters.values())).device)
+        inner = state
+        for part in path[:-1]:
+            inner = inner.setdefault(part, {})
+        inner[path[-1]] = value
     return state

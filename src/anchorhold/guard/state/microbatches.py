@@ -1,7 +1,7 @@
-"""What ``watch_only`` has seen and no consolidation has ended yet, as part of a state and back.
+"""Writing and reading the gradients that ``watch_only`` has seen since the last consolidation.
 
-Its values are ``watched``, and its tensors ``watched/NAME#NUMBER.mean`` and ``watched/NAME#NUMBER.spread``: of each
-parameter, for each of the means over samples that the measures ask for.
+The values have the key ``watched``. The tensors, ``watched/PARAMETER#NUMBER.mean`` and ``.spread``, are numbered by the
+means over samples that the measures ask for.
 """
 
 from collections.abc import Mapping
@@ -24,29 +24,29 @@ PARTS = ("mean", "spread")
 
 
 def can_be_kept(core: Core) -> bool:
-    """Whether a state can hold what was seen; of several processes that draw labels, each is at a place of its own."""
+    """Return whether a state can have them; if several processes draw labels, each is at a place of its own."""
     return core.runtime.ranks.size == 1 or all(asked.seed is None for asked in asked_of(core.state))
 
 
-def watched_values(core: Core) -> dict[str, Any]:
-    """Return what was seen but for the tensors, or nothing."""
+def watched_values(core: Core) -> dict[str, Any] | None:
+    """Return the plain values of what was seen; ``None`` where nothing was."""
     watched = core.task.watched
     if watched is None or not can_be_kept(core):
-        return {}
+        return None
     rows = []
     for asked in asked_of(core.state):
         sums = watched.sums.get(asked, GradientSums())
         at = watched.progress.get(asked, Progress(0, None))
         draws = None if at.draws is None else bytes(at.draws.cpu().tolist()).hex()
         rows.append([sums.batches, sums.samples, sums.counted, sums.outputs, at.seen, draws])
-    # What a process sees of sharded weights is its own part, by which those of another number of them cannot be told.
+    # The checksum is of this process's shards, and another number of processes has other shards.
     weights = None if any(map(is_sharded, core.runtime.model.parameters())) else watched.weights
     classes = watched.classes
-    return {WATCHED: {"weights": weights, "labels": sorted(classes.labels), "samples": classes.samples, "asked": rows}}
+    return {"weights": weights, "labels": sorted(classes.labels), "samples": classes.samples, "asked": rows}
 
 
 def watched_tensors(core: Core) -> dict[str, Tensor]:
-    """Return the tensors, spread as the parameters are."""
+    """Return the tensors by ``NAME#NUMBER.mean`` and ``NAME#NUMBER.spread``, sharded as the parameters are."""
     watched = core.task.watched
     if watched is None or not can_be_kept(core):
         return {}
@@ -55,23 +55,24 @@ def watched_tensors(core: Core) -> dict[str, Tensor]:
         sums = watched.sums.get(asked, GradientSums())
         for part, kept in zip(PARTS, (sums.mean, sums.spread), strict=True):
             for name, own in kept.items():
-                found[f"{WATCHED}/{name}#{number}.{part}"] = wrap_local(own, core.measured[name])
+                found[f"{name}#{number}.{part}"] = wrap_local(own, core.measured[name])
     return found
 
 
 def watched_of(
     core: Core, values: Any, tensors: Mapping[str, Tensor], measured: Mapping[str, Tensor]
 ) -> Watched | None:
-    """Return what a state has seen, or refuse what is not whole; ``tensors`` by the names after ``watched/``."""
+    """Return what was seen. Raise StateError if it is not whole; tensors are named as in :func:`watched_tensors`."""
     if values is None and not tensors:
         return None
-    every = asked_of(core.state)
     try:
         rows, labels, samples, weights = (values[key] for key in ("asked", "labels", "samples", "weights"))
         found = Watched(0, classes=Classes(frozenset(map(int, labels)), int(samples)))
-        for number, (asked, row) in enumerate(zip(every, rows, strict=True)):
+        found.weights = weights_sum(core.runtime.model) if weights is None else int(weights)
+        for number, (asked, row) in enumerate(zip(asked_of(core.state), rows, strict=True)):
             found.sums[asked] = _sums(number, row, tensors, measured)
-            found.progress[asked] = Progress(int(row[4]), _draws(row[5]))
+            draws = None if row[5] is None else torch.tensor(list(bytes.fromhex(row[5])), dtype=torch.uint8)
+            found.progress[asked] = Progress(int(row[4]), draws)
     except (TypeError, KeyError, ValueError, IndexError) as error:
         raise StateError(
             f"The state is damaged: what watch_only() has seen is not whole ({type(error).__name__}: {error}). Use "
@@ -82,7 +83,6 @@ def watched_of(
             "The state was saved between watch_only() and consolidate() with sharded weights, and whether the model's "
             "are the same now cannot be told: they are taken for it. Load the model's weights before the guard's state."
         )
-    found.weights = weights_sum(core.runtime.model) if weights is None else int(weights)
     return found
 
 
@@ -101,7 +101,3 @@ def _sums(number: int, row: Any, tensors: Mapping[str, Tensor], measured: Mappin
                 raise ValueError(f"the {part} of {name!r} has NaN or infinities")
             kept[name] = own.clone()
     return sums
-
-
-def _draws(drawn: Any) -> Tensor | None:
-    return None if drawn is None else torch.tensor(list(bytes.fromhex(drawn)), dtype=torch.uint8)
