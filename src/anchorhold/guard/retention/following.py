@@ -6,7 +6,6 @@ that was stopped goes on with the same strengths.
 
 import math
 from collections.abc import Mapping
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -170,7 +169,8 @@ class Following:
         looked = max(sum(kept.chunks[n].numbers for n in part_of(kept, 0)) for kept in core.state.kept.values())
         some = next(iter(core.state.kept.values())).chunks[0]
         last = self.calls.last
-        trained = numbers_in(None if last is None else (last.args, dict(last.kwargs)))
+        leaves = [] if last is None else tree_flatten((last.args, dict(last.kwargs)))[0]
+        trained = max((leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)), default=0)
         trained = trained or 32 * some.numbers // some.size
         if not any(hold.runs_model for hold in core.options.holds):
             self.calls.release()  # it is known for good, and remembering every call costs a little
@@ -187,11 +187,6 @@ def part_of(kept: KeptSet, cursor: int) -> list[int]:
         if rows >= PREDICTIONS and samples >= TOGETHER:
             break
     return found
-
-
-def numbers_in(inputs: Any) -> int:
-    """Return how many numbers a model's inputs are."""
-    return max((leaf.numel() for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor)), default=0)
 
 
 def _first_strength(core: Core) -> float:

@@ -41,8 +41,11 @@ def keep_inputs(
     core.state.kept.refuse_in_place_of_expected(chosen, in_a_task=bool(core.task.steps))
     batches = core.runtime.ranks.together(lambda: taken(inputs, samples))
     sharded = core.runtime.ranks.size > 1 and any(map(is_sharded, core.runtime.model.parameters()))
-    if sharded:
-        _refuse_unless_run_alike(core.runtime, len(batches))
+    if sharded and len(set(counts := core.runtime.ranks.each(lambda: len(batches)))) > 1:
+        raise BatchError(
+            f"The processes give {counts} batches to be kept, with a sharded model: FSDP gathers parameters only where "
+            "all of them run alike. Give as many on each."
+        )
     _warn_unless_before_training(core, chosen)
     with attachment.set_aside():
         # Processes that share a sharded model's parts have to run it alike, and each would cut its own as they are.
@@ -55,16 +58,6 @@ def keep_inputs(
     if attachment.attached():
         attachment.watcher.calls.watch(core.runtime.model)
     return kept
-
-
-def _refuse_unless_run_alike(runtime: Runtime, batches: int) -> None:
-    """Refuse inputs on which one process would run a sharded model more often than others: all must take part."""
-    counts = runtime.ranks.each(lambda: batches)
-    if len(set(counts)) > 1:
-        raise BatchError(
-            f"The processes give {counts} batches to be kept, with a sharded model: FSDP gathers parameters only where "
-            "all of them run alike. Give as many on each."
-        )
 
 
 def _warn_unless_before_training(core: Core, name: str) -> None:

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from anchorhold.errors import ConfigurationError, OrderError, warn
-from anchorhold.guard.core import Core, GuardState
+from anchorhold.guard.core import Core
 from anchorhold.guard.refreshing import refresh
 from anchorhold.guard.retention.evaluate import look
 from anchorhold.guard.rollback.averaged_adapters import AveragedAdapters, newcomers, newcomers_in_words
@@ -47,7 +46,10 @@ class Rollback:
             raise ConfigurationError("pull_back() without a tolerance: give one, guard.pull_back(0.02).")
         refuse_between_averages(self.attachment.attached())
         with self.attachment.watcher.calls.paused():
-            found = replace(pull_back(self.core, own), never_attached=self._was_never_attached)
+            found = pull_back(self.core, own)
+        # No step of the last task was seen, here or by whoever saved what was loaded.
+        never = not (self.attachment.was_attached or self.core.task.steps or self.core.state.control.trace)
+        found = replace(found, never_attached=never)
         if found.outcome == "cannot be met" or found.is_undone or found.single is not None:
             late = newcomers(self.core) if found.outcome == "cannot be met" else []
             warn(f"{found} But {newcomers_in_words(late)}" if late else str(found))
@@ -93,12 +95,6 @@ class Rollback:
         )  # without those that a state was saved with it is refused
         return core.state.tolerance is not None and bool(core.state.is_anchored and expected and core.is_trained)
 
-    @property
-    def _was_never_attached(self) -> bool:
-        """Return whether no step of the last task was seen, here or by whoever saved what was loaded."""
-        core = self.core
-        return not (self.attachment.was_attached or core.task.steps or core.state.control.trace)
-
     def _retention(self) -> Retention:
         with self.attachment.set_aside():
             return look(self.core)
@@ -139,9 +135,10 @@ def pull_back(core: Core, tolerance: float) -> PulledBack:
 
     If that cannot be met, or anything goes wrong, they stay where they are.
     """
-    held = checked_way(core, "pull_back()")
-    core.state.kept.refuse_unless_complete()
-    if not core.state.kept:
+    state, control, form = core.state, core.state.control, core.state.driving.form
+    held, trace = checked_way(core, "pull_back()"), control.trace
+    state.kept.refuse_unless_complete()
+    if not state.kept:
         look(core)  # says that there are none
     own: dict[str, Tensor] = {name: parameter.detach().clone() for name, parameter in held.items()}
     adapters = AveragedAdapters(core, held)
@@ -153,30 +150,25 @@ def pull_back(core: Core, tolerance: float) -> PulledBack:
     share = 1.0
     try:
         # Of the task that was trained last, which may have been taken in since.
-        most = core.state.control.most if core.state.control.trace else None
-        found = replace(furthest_within(lost_at, tolerance, most), **_how_it_was_followed(core.state))
+        found = furthest_within(lost_at, tolerance, control.most if trace else None)
         share = found.share
     finally:
         move_to(core.state, held, own, share, adapters.between(own, share))
     left = look(core)
-    core.state.control.latest = {each.name: each.kl for each in left.sets}
-    core.state.control.at = max(core.task.steps.values(), default=0)
-    single = next((each.name for each in left.sets if each.error is None), None)
-    unproven = core.state.kept[left.worst.name].is_unproven
-    return replace(found, error=left.worst.error, least_sure=_least_sure(left), single=single, is_unproven=unproven)
-
-
-def _least_sure(left: Retention) -> tuple[str, float, float] | None:
-    """Return the set of whose kind most may be lost, by two standard errors, unless that is the worst one."""
-    most = max(left.sets, key=lambda each: each.kl + 2 * (each.error or 0.0))
-    return None if most.error is None or most.name == left.worst.name else (most.name, most.kl, most.error)
-
-
-def _how_it_was_followed(state: GuardState) -> dict[str, Any]:
-    """Return how the task was held that was trained last: with what, and what was lost before it."""
-    trace, form = state.control.trace, state.driving.form
-    found: dict[str, Any] = {"is_diagonal": form.elementwise, "at_first": trace[0].kl if trace else None}
+    control.latest = {each.name: each.kl for each in left.sets}
+    control.at = core.task.most_steps
     if state.tolerance is not None:
         tightened = bool(trace) and trace[-1].strength > trace[0].strength
-        found |= {"start": state.tolerance.start_in(form), "tightened": tightened}
-    return found
+        found = replace(found, start=state.tolerance.start_in(form), tightened=tightened)
+    # The set of whose kind most may be lost, by two standard errors, unless that is the worst one.
+    most = max(left.sets, key=lambda each: each.kl + 2 * (each.error or 0.0))
+    least_sure = None if most.error is None or most.name == left.worst.name else (most.name, most.kl, most.error)
+    return replace(
+        found,
+        is_diagonal=form.elementwise,
+        at_first=trace[0].kl if trace else None,
+        error=left.worst.error,
+        least_sure=least_sure,
+        single=next((each.name for each in left.sets if each.error is None), None),
+        is_unproven=state.kept[left.worst.name].is_unproven,
+    )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.forms import DiagonalMatrix
-from anchorhold.guard.core import Core, GuardState
+from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.rank_gradients import RankGradients
 from anchorhold.guard.stepping.observed import Observed
 from anchorhold.guard.stepping.optimizers.accepted import refuse_sparse
@@ -417,20 +417,17 @@ def bundles_of(
             found.append(Single(core, name, parameter, held=held))
             continue
         begun = name in core.task.start, core.task.steps.get(name, 0)
-        key = (parameter.dtype, parameter.device, held, *begun, *_precisions(core.state, name))
+        # What is kept about a parameter may be of another precision, if its own has changed since.
+        kept = [tensors[name] for tensors in (core.state.anchor, *core.state.running()) if name in tensors]
+        matrix = core.state.driving.held.get(name)
+        precisions = [t.dtype for t in (*kept, *(() if matrix is None else matrix.state().values()))]
+        key = (parameter.dtype, parameter.device, held, *begun, *precisions)
         rows.setdefault(key, {})[name] = parameter
         lengths[key] += parameter.numel()
         if lengths[key] >= ROW:
             del lengths[key]
             found.append(_row_of(core, rows.pop(key), held=held))
     return found + [_row_of(core, row, held=bool(key[2])) for key, row in rows.items()]
-
-
-def _precisions(state: GuardState, name: str) -> list[torch.dtype]:
-    """Return the precisions of what is kept about a parameter, which may have changed its own since."""
-    kept = [tensors[name] for tensors in (state.anchor, *state.running()) if name in tensors]
-    matrix = state.driving.held.get(name)
-    return [tensor.dtype for tensor in (*kept, *(() if matrix is None else matrix.state().values()))]
 
 
 def _row_of(core: Core, parameters: dict[str, nn.Parameter], *, held: bool) -> Bundle:

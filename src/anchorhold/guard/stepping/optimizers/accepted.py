@@ -38,14 +38,12 @@ def innermost(optimizer: T) -> T | Optimizer:
     Lookahead around another optimiser, takes steps of its own.
     """
     found: T | Optimizer = optimizer
-    while not _runs_hooks(found) and isinstance(inner := getattr(found, "optimizer", None), Optimizer):
+    # torch marks the ``step`` of each class that calls hooks.
+    while not getattr(getattr(type(found), "step", None), "hooked", False):
+        if not isinstance(inner := getattr(found, "optimizer", None), Optimizer):
+            break
         found = inner
     return found
-
-
-def _runs_hooks(optimizer: object) -> bool:
-    """Return whether torch has seen to it, when the optimiser was made, that its ``step`` calls hooks."""
-    return bool(getattr(getattr(type(optimizer), "step", None), "hooked", False))
 
 
 def is_within_its_own_step(optimizer: Optimizer) -> bool:
