@@ -130,7 +130,7 @@ def _go_through(
             found = _shared_gradient(memory, score, own, last) if sharded else _own_gradient(memory, score, own)
             if found is not None:
                 sums[score.asked].add(*found)
-                sums[score.asked].outputs = None if score.reading is None else score.reading.said
+                sums[score.asked].outputs = None if score.reading is None else score.reading.description
             score.seen += sum(sizes)
         if path is not None:
             mean = _mean_gradient(memory, path, reader.batch, last)
