@@ -212,7 +212,7 @@ def _content(leaf: object) -> object:
         return object()  # equal to nothing else
     data = leaf.detach().cpu().resolve_conj().resolve_neg()
     data = torch.view_as_real(data) if data.is_complex() else data
-    numbers = data.contiguous().reshape(-1).view(torch.uint8).numpy()
+    numbers = data.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return leaf.dtype, leaf.shape, hashlib.blake2b(numbers, digest_size=16).digest()
 
 
