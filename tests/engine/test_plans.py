@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import anchorhold
-from anchorhold.engine import SQUARE, LogLikelihood, Plans, SampleAccumulator
+from anchorhold.engine import ABSOLUTE, SQUARE, LogLikelihood, OutputNorm, Plans, SampleAccumulator
 from anchorhold.engine.tracing import plan as planning
 from anchorhold.engine.tracing import uses
 
@@ -32,8 +32,11 @@ def network():
     )
 
 
-def measured(model, batches, plans, **more):
-    accumulator = SampleAccumulator(model, LogLikelihood(), SQUARE, plans=plans, **more)
+MEASURES = [(LogLikelihood(), SQUARE), (OutputNorm(), ABSOLUTE)]
+
+
+def measured(model, batches, plans, score=MEASURES[0][0], phi=SQUARE, **more):
+    accumulator = SampleAccumulator(model, score, phi, plans=plans, **more)
     return accumulator.result_of(batches).values
 
 
@@ -50,11 +53,46 @@ def test_a_second_pass_makes_no_plan(recordings):
 def test_samples_of_each_shape_have_their_plan(recordings):
     model, plans = network(), Plans()
     batches = [torch.randn(8, 2, length) for length in (5, 7, 5, 7)]
-    shared = measured(model, batches, plans)
-    assert len(recordings) == 2 * PER_PLAN + 4
-    apart = [measured(model, [batch], None) for batch in batches]
-    for name, value in shared.items():
-        torch.testing.assert_close(value, sum(each[name] for each in apart) / 4)
+    first = measured(model, batches, plans)
+    assert len(recordings) == 4 * PER_PLAN + 4
+    second = measured(model, batches, plans)
+    assert len(recordings) == 4 * PER_PLAN + 8
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_measures_side_by_side_share_a_plan(recordings):
+    model, batch, plans = network(), torch.randn(8, 2, 5), Plans()
+    fisher, mas = (SampleAccumulator(model, score, phi, plans=plans) for score, phi in MEASURES)
+    for each in (fisher, mas):
+        each.update(batch)
+    assert len(recordings) == PER_PLAN + 2
+    assert torch.equal(mas.result().values["4.bias"], measured(model, [batch], None, *MEASURES[1])["4.bias"])
+
+
+class Experts(nn.Module):
+    """Sends each position to one of two layers, by its values: how many get there differs with the samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.one, self.other, self.head = (nn.Linear(4, out) for out in (2, 4, 4, 3))
+
+    def forward(self, x):
+        flat = x.reshape(-1, 4)
+        chosen, out = self.gate(flat).argmax(-1), torch.zeros_like(flat)
+        for number, expert in enumerate((self.one, self.other)):
+            own = (chosen == number).nonzero().flatten()
+            out = out.index_add(0, own, expert(flat[own]))
+        return self.head(out.view(x.shape).tanh().mean(1))
+
+
+def test_bits_are_those_of_plans_that_are_not_shared():
+    """Of a model whose paths follow from data, other samples give another plan, and then other bits."""
+    model, plans = Experts(), Plans()
+    batches = [torch.randn(n, length, 4) for n, length in ((6, 4), (5, 3), (7, 4), (4, 3))]
+    alone = measured(model, batches, None)
+    for _ in range(2):
+        shared = measured(model, batches, plans)
+        assert all(torch.equal(alone[name], shared[name]) for name in alone)
 
 
 def other_weights(model):
@@ -85,11 +123,12 @@ def test_what_differs_has_a_plan_of_its_own(recordings, other):
 def test_plans_beyond_the_bytes_for_them_are_dropped(recordings, monkeypatch):
     model, plans = network(), Plans()
     monkeypatch.setattr(planning, "PLANS_BYTES", 3 * 4)  # one sample's outputs
-    measured(model, [torch.randn(8, 2, length) for length in (5, 7)], plans)
+    short, long = (torch.randn(8, 2, length) for length in (5, 7))
+    measured(model, [short, long], plans)
     before = len(recordings)
-    measured(model, [torch.randn(8, 2, 7)], plans)
+    measured(model, [long], plans)
     assert len(recordings) - before == 1
-    measured(model, [torch.randn(8, 2, 5)], plans)
+    measured(model, [short], plans)
     assert len(recordings) - before == 1 + PER_PLAN + 1
 
 

@@ -145,7 +145,7 @@ class SampleAccumulator:
         self._plans = plans or Plans()
         self._plan: Plan | None = None
         self._planned_shapes: list[torch.Size] = []
-        self._plan_is_new = False
+        self._unchecked_key: tuple[object, ...] | None = None
         self._fallback = Fallback(model, self.forward, self.reduction, self.budget)
         self._without_rule: set[str] = set()
         self._backward = BackwardRows()
@@ -227,9 +227,6 @@ class SampleAccumulator:
             values, self.samples, fallback, None if self.reading is None else self.reading.description
         )
 
-    def _plan_key(self, batch: Batch) -> tuple[object, ...]:
-        return plan_key(self.model, self.parameters, self._forward_given, batch.sample_shapes())
-
     def _samples_per_chunk(self, batch: Batch) -> int:
         """Return how many samples go forward together: 1 where samples cannot be told apart in the model's tensors."""
         if batch.size == 1:
@@ -237,10 +234,7 @@ class SampleAccumulator:
         shapes = batch.sample_shapes()
         is_new = self._plan is None or shapes != self._planned_shapes
         if is_new:
-            self._plan = self._plans.find(self._plan_key(batch))
-            self._plan_is_new = False
-            if self._plan is None:
-                self._make_plan(batch)
+            self._find_or_make_plan(batch)
             self._planned_shapes = shapes
         if self._plan is None:
             return 1
@@ -262,11 +256,16 @@ class SampleAccumulator:
         self.score = self.score.settled(outputs, targets, self._evidence)
         return self.score
 
-    def _make_plan(self, batch: Batch) -> None:
-        """Make a plan with two samples. Raise ModelError if the model takes a batch and none of its parts."""
-        accept = partial(self._rows_of_one, batch)
+    def _find_or_make_plan(self, batch: Batch) -> None:
+        """Plan with two samples of a batch. Raise ModelError if the model takes the batch and none of its parts."""
+        pair, accept = batch.pair(), partial(self._rows_of_one, batch)
+        key = plan_key(self.model, self.parameters, self._forward_given, pair.inputs)
+        self._unchecked_key = None
+        self._plan = self._plans.find(key)
+        if self._plan is not None:
+            return
         try:
-            self._plan = make_plan(self.model, self.parameters, self.forward, batch.pair(), accept)
+            self._plan = make_plan(self.model, self.parameters, self.forward, pair, accept)
         except AnchorholdError:
             raise
         except (RuntimeError, IndexError, ValueError) as error:
@@ -283,23 +282,23 @@ class SampleAccumulator:
                 "batch size). Give samples that stand alone along the first dimension of every input: graphs, say, "
                 "padded to one size."
             ) from error
-        self._plan_is_new = True
+        self._unchecked_key = key
 
     def _plan_for(self, batch: Batch, uses: list[Use], outputs: Tensor) -> Plan | None:
         """Return a plan that fits this chunk, or ``None`` where only single samples can be told apart."""
         if batch.size == 1:
             return plan_for_one(uses, outputs)
         if self._plan is None or not self._plan.fits(uses, batch.size):
-            self._make_plan(batch)
-        if self._plan is not None and self._plan_is_new:
+            self._find_or_make_plan(batch)
+        if self._plan is not None and self._unchecked_key is not None:
             # The plan was made with this chunk's first sample. Two do not show what reaches further: so does the last.
             check_independent(self.model, self._plan.outputs, outputs[:1])
             if batch.size > 2:
                 alone = record(self.model, self.parameters, self.forward, batch[batch.size - 1 :].inputs)[1]
                 check_independent(self.model, alone, outputs[-1:])
-            self._plan_is_new = False
             # Only now may others use the plan: chunks of one sample check nothing, and theirs may have several.
-            self._plans.keep(self._plan_key(batch), self._plan)
+            self._plans.keep(self._unchecked_key, self._plan)
+            self._unchecked_key = None
         return self._plan if self._plan is not None and self._plan.fits(uses, batch.size) else None
 
     def _add_chunk(self, batch: Batch) -> None:

@@ -3,15 +3,18 @@
 The model runs on each of the two alone and on both together. Where its tensors grow is where samples lie.
 """
 
+import hashlib
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
+from torch.utils._pytree import tree_flatten
 
 from anchorhold.engine.batches import Batch, Forward
 from anchorhold.engine.isolation import version_of
@@ -188,21 +191,35 @@ class Plan:
 
 
 def plan_key(
-    model: nn.Module, parameters: Mapping[str, nn.Parameter], forward: object, shapes: list[torch.Size]
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], forward: object, inputs: Any
 ) -> tuple[object, ...]:
-    """Return what a plan depends on: it may serve wherever this is equal."""
+    """Return all that a plan follows from: the model, its weights, how it is called, and the two samples.
+
+    Where data decide on a model's path, two others would give another plan, and other bits.
+    """
     # A reference that does not keep the model: a sharded one's twin is made for a pass, whole, and goes after it.
     watched = tuple((name, id(parameter)) for name, parameter in parameters.items())
     weights = tuple(version_of(parameter) for parameter in model.parameters())
-    return weakref.ref(model), id(forward), watched, weights, tuple(shapes)
+    leaves, structure = tree_flatten(inputs)
+    return weakref.ref(model), id(forward), watched, weights, str(structure), *map(_content, leaves)
+
+
+def _content(leaf: object) -> object:
+    """Return what is equal where an input's content is: a tensor's dtype, shape and digest, or the object itself."""
+    if not isinstance(leaf, Tensor):
+        return repr(leaf)
+    if type(leaf) is not Tensor or leaf.layout is not torch.strided:
+        return object()  # equal to nothing else
+    data = leaf.detach().cpu().resolve_conj().resolve_neg()
+    data = torch.view_as_real(data) if data.is_complex() else data
+    numbers = data.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return leaf.dtype, leaf.shape, hashlib.blake2b(numbers, digest_size=16).digest()
 
 
 class Plans:
-    """Plans that the passes and the measures of one measurement share, so that each is made once.
+    """Plans that the passes and the measures of one measurement share, so that none is made twice.
 
-    Making a plan runs the model three times, on samples alone and in a pair, and its check once more. A plan holds for
-    every batch whose samples have the same shapes, as long as the model is called in the same way, for the same
-    parameters, and its weights stay as they are.
+    Making a plan runs the model three times, on samples alone and in a pair, and its check once more.
     """
 
     def __init__(self) -> None:
@@ -213,8 +230,8 @@ class Plans:
         return self._kept.get(key)
 
     def keep(self, key: tuple[object, ...], plan: Plan) -> None:
-        """Keep a plan, the first under its key, and drop the oldest ones beyond ``PLANS_BYTES``."""
-        self._kept.setdefault(key, plan)
+        """Keep a plan, and drop the oldest ones beyond ``PLANS_BYTES``."""
+        self._kept[key] = plan
         while len(self._kept) > 1 and sum(kept.outputs.nbytes for kept in self._kept.values()) > PLANS_BYTES:
             del self._kept[next(iter(self._kept))]
 
