@@ -226,7 +226,7 @@ class Plans:
         self._kept: dict[tuple[object, ...], Plan] = {}
 
     def find(self, key: tuple[object, ...]) -> Plan | None:
-        """Return the plan under this :func:`plan_key`, or ``None``."""
+        """Return the plan under this ``plan_key``, or ``None``."""
         return self._kept.get(key)
 
     def keep(self, key: tuple[object, ...], plan: Plan) -> None:
