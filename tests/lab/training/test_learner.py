@@ -148,7 +148,7 @@ def test_a_network_that_does_not_fit_the_scenario_is_refused_with_both_numbers()
     ):
         learner(10, 3)
     pixels = Samples((255 * x.abs()).to(torch.uint8), samples.y)
-    with pytest.raises(ConfigurationError, match=r"and type torch.uint8 \(.* own .*torch.float32: x.float\(\) in the sc"):
+    with pytest.raises(ConfigurationError, match=r"and type torch.uint8 \(.* own .*torch.float32: x.float\(\) in"):
         Learner(
             scenario_of([(pixels, pixels)]), MultiHead(nn.Linear(6, 8), 8, 3), anchorhold.SOS(), 1.0, SETTINGS, seed=0
         )
