@@ -57,6 +57,7 @@ def test_every_ratio_has_its_target_and_threads_are_as_before(tmp_path):
 @pytest.mark.nightly
 def test_the_command(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["benchmarks", "steps-of-many", "--quick", "--results", str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "benchmarks.__main__", raising=False)  # which another test may have imported
     runpy.run_module("benchmarks", run_name="__main__")
     assert "A step of many small tensors" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []  # a rehearsal writes nothing
