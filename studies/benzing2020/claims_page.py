@@ -4,7 +4,7 @@ From results that are there: nothing is trained.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from anchorhold.whole_files import write_whole
@@ -128,14 +128,21 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the page."""
-    parser = argparse.ArgumentParser(prog="python -m studies.benzing2020.claims_page", description=__doc__)
-    parser.add_argument("--page", type=Path, default=PAGE, help="(default: %(default)s)")
+def write_page(
+    program: str, about: str, page: Callable[[Consulted], str], target: Path, arguments: Sequence[str] | None
+) -> None:
+    """Write a page that is made from the published runs, as a program of its own."""
+    parser = argparse.ArgumentParser(prog=f"python -m studies.benzing2020.{program}", description=about)
+    parser.add_argument("--page", type=Path, default=target, help="(default: %(default)s)")
     parser.add_argument("--store", type=Path, default=STORE, help="(default: %(default)s)")
     options = parser.parse_args(arguments)
     write_whole(options.page, page(known_results(options.store)).encode())
     print(options.page)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the page."""
+    write_page("claims_page", __doc__ or "", page, PAGE, arguments)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,13 @@
 From results that are there: nothing is trained.
 """
 
-import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from anchorhold.whole_files import write_whole
 from anchorhold_lab.experiments import SearchOutcome
 from studies.benzing2020 import run_nothing
 from studies.benzing2020.algorithms import ALGORITHMS, Algorithm
-from studies.benzing2020.claims_page import STORE, known_results, markdown
+from studies.benzing2020.claims_page import markdown, write_page
 from studies.benzing2020.drawing.tables.relatives_table import in_words, where_among
 from studies.benzing2020.findings import Results
 from studies.benzing2020.presets import Benchmark
@@ -96,12 +94,7 @@ def _mean(values: Sequence[float]) -> tuple[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the page."""
-    parser = argparse.ArgumentParser(prog="python -m studies.benzing2020.searches_page", description=__doc__)
-    parser.add_argument("--page", type=Path, default=PAGE, help="(default: %(default)s)")
-    parser.add_argument("--store", type=Path, default=STORE, help="(default: %(default)s)")
-    options = parser.parse_args(arguments)
-    write_whole(options.page, page(known_results(options.store)).encode())
-    print(options.page)
+    write_page("searches_page", __doc__ or "", page, PAGE, arguments)
 
 
 if __name__ == "__main__":
