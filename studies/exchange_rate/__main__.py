@@ -92,7 +92,7 @@ def _pack(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    print(report.write(options.page, report.read(options.rows), report.read(options.pretrained)))
+    print(report.write(options.page, options.readme, report.read(options.rows), report.read(options.pretrained)))
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -112,6 +112,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     pack.add_argument("given_rows", type=Path, nargs="+", help="files of rows")
     page = commands.add_parser("report", help="write the page")
     page.add_argument("--page", type=Path, default=Path("results/exchange-rate.md"), help="(default: %(default)s)")
+    page.add_argument("--readme", type=Path, default=Path("studies/exchange_rate/README.md"), help="for the answer")
     page.add_argument("--pretrained", type=Path, default=report.PRETRAINED, help="(default: %(default)s)")
     for command in (pack, page):
         command.add_argument("--rows", type=Path, default=report.ROWS, help="(default: %(default)s)")

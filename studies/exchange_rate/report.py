@@ -20,6 +20,8 @@ ROWS = Path("results/exchange-rate.jsonl.zst")
 PRETRAINED = Path("results/pretrained/rows.jsonl.zst")
 GOALS = (1.10, 1.20)
 """Of the median setting and of the worst."""
+ANSWER, NUMBERS = "- **Answer:**", "- **Numbers:**"
+"""How two lines of the README begin."""
 Line = Mapping[str, Any]
 
 
@@ -66,14 +68,17 @@ class Ratios:
 
     Args:
         objective: the objective's ratio.
+        more: how many nats more the objective is.
         excess: the ratio of what is paid for both texts: the objective less the least loss of the new text in any run.
+            ``None`` where nothing is paid at the best, because the old text gains.
         same_gain: the nats lost, by those lost at the same gain between the two nearest other strengths.
         same_loss: the gain that those have at the same nats lost, by the gain.
         best: the best exchange rate.
     """
 
     objective: float
-    excess: float
+    more: float
+    excess: float | None
     same_gain: float | None
     same_loss: float | None
     best: float
@@ -96,7 +101,8 @@ def ratios(tried: Sequence[Tried], least_new: float) -> Ratios | None:
     gain = lost_at([(0.0, 0.0), *((each.lost, each.gained) for each in others)], one.lost)
     return Ratios(
         one.cost / best.cost,
-        (one.cost - least) / (best.cost - least),
+        one.cost - best.cost,
+        (one.cost - least) / (best.cost - least) if best.cost > least else None,
         one.lost / there if there is not None and there > 0 else None,
         gain / one.gained if gain is not None and one.gained > 0 else None,
         best.kappa,
@@ -116,6 +122,14 @@ class Setting:
         """Return the ratios of each seed that has them."""
         found = [ratios(ladder, least) for ladder, least in zip(self.ladders, self.least_new, strict=True)]
         return [each for each in found if each is not None]
+
+    @property
+    def means(self) -> tuple[float, float] | None:
+        """Return the means over seeds by the objective and by the cost, if all seeds that were compared have them."""
+        excess = [each.excess for each in self.ratios if each.excess is not None]
+        if not self.ratios or len(excess) < len(self.ratios):
+            return None
+        return statistics.mean(each.objective for each in self.ratios), statistics.mean(excess)
 
 
 def small_settings(rows: Sequence[Line]) -> list[Setting]:
@@ -187,16 +201,50 @@ def _of_pretrained(recipe: Recipe, line: Line, *, real: bool) -> Tried:
     return Tried(recipe.strength, new["nats"], -new["change"], lost, line["guard"]["predicted"], own["change"])
 
 
-def write(page: Path, rows: Sequence[Line], pretrained: Sequence[Line]) -> Path:
-    """Write the page and return its path."""
+def write(page: Path, readme: Path, rows: Sequence[Line], pretrained: Sequence[Line]) -> Path:
+    """Write the page, and the answer into the study's README, and return the page's path."""
     write_whole(page, text(rows, pretrained).encode())
+    lines = readme.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines):
+        if line.startswith(ANSWER):
+            lines[number] = answer(rows, pretrained)
+        elif line.startswith(NUMBERS):
+            lines[number] = f"{NUMBERS} [results/{page.name}](../../results/{page.name})"
+    write_whole(readme, "\n".join(lines).encode())
     return page
+
+
+def answer(rows: Sequence[Line], pretrained: Sequence[Line]) -> str:
+    """Return the answer in one line."""
+    said = []
+    for name, settings in _parts(rows, pretrained):
+        found = [means for setting in settings if (means := setting.means) is not None]
+        if found:
+            (objective, objective_worst), (excess, excess_worst) = _summary(found)
+            said.append(
+                f"{name}: the objective is {objective:.3f} times the least in the median of {len(found)} settings and "
+                f"{objective_worst:.3f} in the worst, the cost {excess:.2f} and {excess_worst:.2f}"
+            )
+    return f"{ANSWER} {'; '.join(said)}."
+
+
+def _parts(rows: Sequence[Line], pretrained: Sequence[Line]) -> list[tuple[str, list[Setting]]]:
+    return [
+        ("GPTs trained here", small_settings(rows)),
+        ("SmolLM2, own text lost", pretrained_settings(pretrained, real=False)),
+        ("SmolLM2, real text lost", pretrained_settings(pretrained, real=True)),
+    ]
+
+
+def _summary(means: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the median and the worst setting by the objective, and by the cost."""
+    return [(statistics.median(some), max(some)) for some in zip(*means, strict=True)]
 
 
 def text(rows: Sequence[Line], pretrained: Sequence[Line]) -> str:
     """Return the page."""
-    small = small_settings(rows)
-    own, real = (pretrained_settings(pretrained, real=real) for real in (False, True))
+    parts_of_all = _parts(rows, pretrained)
+    small, own, real = (settings for _, settings in parts_of_all)
     machines = "; ".join(sorted({line["machine"] for line in rows}))
     dates = ", ".join(sorted({line["date"] for line in rows}))
     minutes = sum(line["seconds"] + line["measuring"] for line in rows) / 60
@@ -216,9 +264,11 @@ def text(rows: Sequence[Line], pretrained: Sequence[Line]) -> str:
         ),
         "",
         "- **objective**: (new loss + nats lost per old token) at κ = 1, by the least of it in the ladder.",
+        "- **nats more**: how much larger the objective is.",
         (
             "- **cost**: the same with the least new loss of any run taken off: what the old text loses and what the "
-            "new text lacks. It is the stricter of the two."
+            "new text lacks. It is the stricter of the two; “–” where nothing is paid at the best, because the old text "
+            "gains."
         ),
         (
             "- **at the same gain**: the nats lost at κ = 1, by those that the two nearest other strengths lose on a "
@@ -231,7 +281,7 @@ def text(rows: Sequence[Line], pretrained: Sequence[Line]) -> str:
         "",
         "## Verdict",
         "",
-        *_verdict([("GPTs trained here", small), ("SmolLM2, own text lost", own), ("SmolLM2, real text lost", real)]),
+        *_verdict(parts_of_all),
         "",
         "## GPTs trained here",
         "",
@@ -266,16 +316,9 @@ def _verdict(parts: Sequence[tuple[str, Sequence[Setting]]]) -> Iterator[str]:
     yield f"| settings | rows | objective: median, worst | cost: median, worst | goal {GOALS[0]:.2f}, {GOALS[1]:.2f} |"
     yield "|---|---|---|---|---|"
     for name, settings in parts:
-        means = [
-            (
-                statistics.mean(each.objective for each in setting.ratios),
-                statistics.mean(each.excess for each in setting.ratios),
-            )
-            for setting in settings
-            if setting.ratios
-        ]
+        means = [found for setting in settings if (found := setting.means) is not None]
         if means:
-            both = [(statistics.median(some), max(some)) for some in zip(*means, strict=True)]
+            both = _summary(means)
             met = [median <= GOALS[0] and worst <= GOALS[1] for median, worst in both]
             cells = [f"{median:.3f}, {worst:.3f}" for median, worst in both]
             verdict = "both meet it" if all(met) else "the objective meets it" if met[0] else "not met"
@@ -284,10 +327,10 @@ def _verdict(parts: Sequence[tuple[str, Sequence[Setting]]]) -> Iterator[str]:
 
 def _table(settings: Sequence[Setting]) -> Iterator[str]:
     yield (
-        "| setting | trained | form | seeds | best κ | objective | cost | at the same gain | at the same loss | "
-        "predicted / KL |"
+        "| setting | trained | form | seeds | best κ | objective | nats more | cost | at the same gain | "
+        "at the same loss | predicted / KL |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    yield f"|{'---|' * 11}"
     for setting in settings:
         found = setting.ratios
         if not found:
@@ -299,7 +342,8 @@ def _table(settings: Sequence[Setting]) -> Iterator[str]:
             str(len(found)),
             span,
             str(Mean.over([each.objective for each in found])),
-            str(Mean.over([each.excess for each in found])),
+            str(Mean.over([each.more for each in found])),
+            _mean([each.excess for each in found]),
             _mean([each.same_gain for each in found]),
             _mean([each.same_loss for each in found]),
             str(Mean.over([each.predicted / each.kl for each in ones])),

@@ -118,7 +118,8 @@ class Learner:
             guard.load_state_dict(self._measured[key])
             guard.strength = strength_of(recipe.strength, context)
         else:
-            guard.consolidate([{"input_ids": rows[:, :-1].to(self.device)} for rows in measured.split(8)])
+            # Of a mapping for a causal model every token but the first is predicted: as many as the context has.
+            guard.consolidate([{"input_ids": rows.to(self.device)} for rows in measured.split(8)])
             self._measured = {key: guard.state_dict()}
         return guard
 
