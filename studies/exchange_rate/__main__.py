@@ -17,6 +17,7 @@ from benchmarks.language.lines import read as read_lines
 from studies.exchange_rate import report, texts
 from studies.exchange_rate.settings import REHEARSED, STUDIED, Ladder, ladders
 from studies.exchange_rate.training import Learner, Line, claimed, climb, learn_old
+from studies.pretrained.report import read as read_rows
 
 WAIT = 0.5
 """Seconds between looks for a network that another process trains."""
@@ -88,11 +89,11 @@ def _climb(options: argparse.Namespace, ladder: Ladder, learner: Learner, is_ove
 
 def _pack(options: argparse.Namespace) -> None:
     path = report.pack(options.given_rows, options.rows)
-    print(f"{path}: {path.stat().st_size} bytes, {len(report.read(path))} rows")
+    print(f"{path}: {path.stat().st_size} bytes, {len(read_rows(path))} rows")
 
 
 def _report(options: argparse.Namespace) -> None:
-    print(report.write(options.page, options.readme, report.read(options.rows), report.read(options.pretrained)))
+    print(report.write(options.page, options.readme, read_rows(options.rows), read_rows(options.pretrained)))
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -267,8 +267,8 @@ def text(rows: Sequence[Line], pretrained: Sequence[Line]) -> str:
         "- **nats more**: how much larger the objective is.",
         (
             "- **cost**: the same with the least new loss of any run taken off: what the old text loses and what the "
-            "new text lacks. It is the stricter of the two; “–” where nothing is paid at the best, because the old text "
-            "gains."
+            "new text lacks. It is the stricter of the two; “–” where nothing is paid at the best, since the old "
+            "text gains."
         ),
         (
             "- **at the same gain**: the nats lost at κ = 1, by those that the two nearest other strengths lose on a "

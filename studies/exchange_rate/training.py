@@ -5,7 +5,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -149,7 +149,7 @@ class Learner:
             train(self.model, given, size.new_steps, size.rate(self.way), guard=guard)
 
 
-def cost(line: Line) -> float:
+def cost(line: Mapping[str, Any]) -> float:
     """Return the objective at an exchange rate of 1: the new text's loss and the nats lost per old token."""
     return cast("float", line["after"]["new"] + line["after"]["old"] - line["before"]["old"])
 

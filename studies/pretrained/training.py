@@ -112,15 +112,15 @@ class Learner:
         measured, context = own[: min(MEASURED, len(own) - JUDGED)].long(), own.shape[1] - 1
         lora = recipe.weights == "lora"
         measure = Fisher(len(measured), labels="sampled")
-        guard = Guard(self.model, measure, strength_of(recipe.strength, context), form=recipe.keep)
+        guard = Guard(self.model, measure, 1.0, form=recipe.keep)
         key = (recipe.keep, recipe.weights, recipe.rank, recipe.seed if lora else None)
         if key in self._measured:
             guard.load_state_dict(self._measured[key])
-            guard.strength = strength_of(recipe.strength, context)
         else:
             # Of a mapping for a causal model every token but the first is predicted: as many as the context has.
             guard.consolidate([{"input_ids": rows.to(self.device)} for rows in measured.split(8)])
-            self._measured = {key: guard.state_dict()}
+            self._measured = {key: guard.state_dict()}  # the latest alone: they are large
+        guard.strength = strength_of(recipe.strength, context)
         return guard
 
     def require_own(self) -> Tensor:

@@ -17,6 +17,7 @@ from studies.exchange_rate.report import Tried
 from studies.exchange_rate.settings import GRID, Base, Ladder, Run, ladders
 from studies.exchange_rate.training import Learner, climb, cost, learn_old
 from studies.pretrained.recipes import strength_of
+from studies.pretrained.report import read
 from tests.studies.pretrained.tiny import KINDS
 from tests.studies.pretrained.tiny import model as llama
 
@@ -108,8 +109,8 @@ def test_a_rehearsal_runs_everything_once_and_makes_a_page(rows, tmp_path):
     runs = [line["run"] for line in found]
     assert set(planned) <= set(runs) and len(set(runs)) == len(runs)
     packed = report.pack([rows, rows], tmp_path / "rows.jsonl.zst")
-    assert sorted(line["run"] for line in report.read(packed)) == sorted(runs)
-    page = report.text(report.read(packed), [])
+    assert sorted(line["run"] for line in read(packed)) == sorted(runs)
+    page = report.text(read(packed), [])
     assert page.count("| GPT rehearsal, ") == 2 * 2 * 2 * 3  # two tables, two pairs, two ways, three forms
 
 
@@ -173,9 +174,9 @@ def test_the_page_is_made_of_the_rows():
     kept = ROOT / report.ROWS
     if not kept.is_file():
         pytest.skip("the study has not been run")
-    found = report.read(kept)
+    found = read(kept)
     page = (ROOT / "results" / "exchange-rate.md").read_text(encoding="utf-8")
-    assert page == report.text(found, report.read(ROOT / report.PRETRAINED))
+    assert page == report.text(found, read(ROOT / report.PRETRAINED))
     digests = {json.dumps([line["of"]["base"], line["network"]]) for line in found}
     assert len(digests) == len({json.dumps(line["of"]["base"]) for line in found})
     assert all(cost(line) > 0 for line in found)
