@@ -128,7 +128,7 @@ class Learner:
         self.restart()
         measure = Fisher(self.size.measured, labels="sampled", seed=self.base.seed)
         space: Any = "merged" if self.way == "lora" else "weights"
-        guard = Guard(self.model, measure, 1.0, form=form, space=space)
+        guard = Guard(self.model, measure, strength=1.0, form=form, space=space)
         text = self.corpus.of(self.base.old, "train")
         given = batches(text, -(-self.size.measured // 32), 32, self.size.context, self.base.seed, "measured")
         guard.consolidate([pieces[:, :-1] for pieces in given])

@@ -112,7 +112,7 @@ class Learner:
         measured, context = own[: min(MEASURED, len(own) - JUDGED)].long(), own.shape[1] - 1
         lora = recipe.weights == "lora"
         measure = Fisher(len(measured), labels="sampled")
-        guard = Guard(self.model, measure, 1.0, form=recipe.keep)
+        guard = Guard(self.model, measure, strength=1.0, form=recipe.keep)
         key = (recipe.keep, recipe.weights, recipe.rank, recipe.seed if lora else None)
         if key in self._measured:
             guard.load_state_dict(self._measured[key])

@@ -39,7 +39,7 @@ def test_the_penalty_is_the_exchange_rate_times_the_nats_lost_per_token():
     model = torch.nn.Linear(3, 4, bias=False).double()
     given = torch.randn(2, TOKENS, 3, dtype=torch.float64)
     strength = strength_of(KAPPA, TOKENS)
-    guard = anchorhold.Guard(model, anchorhold.Fisher(labels="exact"), strength, form="dense")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(labels="exact"), strength=strength, form="dense")
     guard.consolidate([given])
     before = model(given).detach()
     with torch.no_grad():
@@ -57,7 +57,7 @@ def test_a_samples_importance_is_a_sum_over_the_tokens_that_are_predicted(kind):
     batch = tokens if kind == "gpt" else {"input_ids": tokens}
     found = {}
     for per in ("sample", "token"):
-        guard = anchorhold.Guard(model, anchorhold.Fisher(labels="sampled", per=per), 1.0)
+        guard = anchorhold.Guard(model, anchorhold.Fisher(labels="sampled", per=per), strength=1.0)
         guard.consolidate([batch])
         found[per] = sum(float(omega.double().sum()) for omega in guard.importance.values())
     assert found["sample"] == pytest.approx(TOKENS * found["token"], rel=1e-5)
