@@ -44,7 +44,9 @@ from anchorhold.tensors.sharding import is_sharded, like_parameter, local
 from anchorhold.tensors.storage import put_back, running_dtype, to_compute
 
 
-def measure_microbatches(core: Core, monitors: Sequence[Monitor], batches: Iterable[Any], forward: Forward | None) -> None:
+def measure_microbatches(
+    core: Core, monitors: Sequence[Monitor], batches: Iterable[Any], forward: Forward | None
+) -> None:
     """Show micro-batches to the guard's measures, and keep what they make of them until the task is consolidated."""
     ranks = core.runtime.ranks
     taken = ranks.together(lambda: _checked(core))
