@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
-from anchorhold import AnchorholdWarning, Fisher, Guard
+from anchorhold import AnchorholdWarning, Fisher, Guard, GuardOptions
 from anchorhold.seeding import derive_seed, generator_for
 from anchorhold.whole_files import read_tensors, write_tensors
 from benchmarks.language.corpus import Corpus
@@ -128,7 +128,7 @@ class Learner:
         self.restart()
         measure = Fisher(self.size.measured, labels="sampled", seed=self.base.seed)
         space: Any = "merged" if self.way == "lora" else "weights"
-        guard = Guard(self.model, measure, strength=1.0, form=form, space=space)
+        guard = Guard(self.model, measure, strength=1.0, form=form, options=GuardOptions(space=space))
         text = self.corpus.of(self.base.old, "train")
         given = batches(text, -(-self.size.measured // 32), 32, self.size.context, self.base.seed, "measured")
         guard.consolidate([pieces[:, :-1] for pieces in given])
@@ -139,7 +139,7 @@ class Learner:
         size = self.size
         self.restart()
         if guard is not None:
-            guard.restart_task()
+            guard.gradients.restart_task()
             guard.strength = strength
         text = self.corpus.of(self.base.new, "train")
         given = batches(text, size.new_steps, size.new_batch, size.context, self.base.seed, "new")
@@ -183,7 +183,7 @@ def climb(
         began = time.perf_counter()
         if guard is None and ladder.form != "none":
             guard = learner.guard(ladder.form)
-            trace = sum(float(omega.double().sum()) for omega in guard.importance.values())
+            trace = sum(float(omega.double().sum()) for omega in guard.held.importance.values())
         measured = time.perf_counter()
         strength = strength_of(kappa, tokens)
         learner.learn_new(guard, strength)

@@ -294,8 +294,8 @@ def _about(guard: Guard, recipe: Recipe, learner: Learner) -> Line:
     return {
         "c": guard.strength,
         "T": learner.require_own().shape[1] - 1,
-        "trace": sum(float(omega.double().sum()) for omega in guard.importance.values()),
-        "space": guard.space,
+        "trace": sum(float(omega.double().sum()) for omega in guard.held.importance.values()),
+        "space": guard.options.space,
         # c⟨D, Q(D)⟩ is the exchange rate times the nats that are lost per token, to second order.
         "predicted": float(guard.penalty(batches=False).detach()) / recipe.strength,
     }

@@ -59,7 +59,7 @@ def test_a_samples_importance_is_a_sum_over_the_tokens_that_are_predicted(kind):
     for per in ("sample", "token"):
         guard = anchorhold.Guard(model, anchorhold.Fisher(labels="sampled", per=per), strength=1.0)
         guard.consolidate([batch])
-        found[per] = sum(float(omega.double().sum()) for omega in guard.importance.values())
+        found[per] = sum(float(omega.double().sum()) for omega in guard.held.importance.values())
     assert found["sample"] == pytest.approx(TOKENS * found["token"], rel=1e-5)
 
 
