@@ -167,7 +167,8 @@ def test_nothing_is_paid_where_the_old_text_gains():
     ladder = [tried(1.0, 0.9, -0.1), tried(10.0, 0.7, -0.2)]
     found = report.ratios(ladder, 2.1)
     assert found.excess is None and found.objective == pytest.approx(1.0)
-    assert report.Setting("", (tuple(ladder),), (2.1,)).means is None
+    setting = report.Setting("", (tuple(ladder),), (2.1,))
+    assert setting.excess is None and setting.objective == pytest.approx(1.0)
 
 
 def test_the_page_is_made_of_the_rows():
