@@ -224,11 +224,11 @@ def answer(rows: Sequence[Line], pretrained: Sequence[Line]) -> str:
     for name, settings in _parts(rows, pretrained):
         for what, values in (("objective", _objectives(settings)), ("cost", _excesses(settings))):
             if values:
+                median, worst = statistics.median(values), max(values)
                 said.append(
-                    f"{name}, the {what} at κ = 1 is {statistics.median(values):.3f} times that of the best in the median "
-                    f"of {len(values)} settings, {max(values):.3f} in the worst"
+                    f"{name}: {what} {median:.3f} in the median of {len(values)} settings, {worst:.3f} in the worst"
                 )
-    return f"{ANSWER} {'; '.join(said)}."
+    return f"{ANSWER} At κ = 1, by that of the best strength of a grid: {'; '.join(said)}."
 
 
 def _objectives(settings: Sequence[Setting]) -> list[float]:
