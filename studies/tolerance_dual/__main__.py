@@ -83,12 +83,15 @@ def learn(data: Path, size: str, names: Sequence[str], part: Part) -> None:
 
 
 def card(data: Path, out: Path, size: str) -> None:
-    """Make all trials: digits by four processes, pictures by six, and text by two and then four."""
+    """Make all trials: digits by six processes, pictures by six, and text by two and then four."""
     began = time.perf_counter()
     rows = out / "rows.jsonl"
     pictures, text = [name for name in NAMES if name != "english-python"], ["english-python"]
     teaching = [_started("learn", rows, (k, 2), *_about(data, size, text)) for k in (1, 2)]
-    running = [_started("digits", rows, (k, 4)) for k in range(1, 5)]
+    running = []
+    if size == "large":  # digits have one size, which takes minutes of several processors
+        running += [_started("choose", rows, (k, 2)) for k in (1, 2)]
+        running += [_started("digits", rows, (k, 4)) for k in range(1, 5)]
     _finish([_started("learn", rows, (k, 6), *_about(data, size, pictures)) for k in range(1, 7)])
     running += [_started("run", rows, (k, 6), *_about(data, size, pictures)) for k in range(1, 7)]
     _finish(teaching)

@@ -20,7 +20,7 @@ Bytes = npt.NDArray[np.uint8]
 COUNTS = {"MNIST": (40_000, 6_000), "CIFAR-10": (8_000, 2_500), "CIFAR-100": (5_000, 1_000)}
 """How many pictures to train on and to test on; of CIFAR-100 those of its first ten classes, all there are."""
 BYTES = {
-    ("english", "train"): 20_000_000,
+    ("english", "train"): 14_000_000,
     ("english", "validation"): 1_000_000,
     ("python", "train"): 5_000_000,
     ("python", "validation"): 500_000,

@@ -94,7 +94,7 @@ def small(setting: Setting) -> Setting:
 def large(setting: Setting) -> Setting:
     """Return a setting with the network that the study of tolerances has, for a card."""
     changes: dict[str, dict[str, Any]] = {
-        "english-python": {"language": replace(Language(), english_steps=1500)},
+        "english-python": {"language": replace(Language(), english_steps=1000), "tolerances": (0.02, 0.1)},
         "permuted-mnist": {"tolerances": (0.001, 0.003)},
         "split-cifar": {"seeds": tuple(range(5)), "first_epochs": 60},
     }
@@ -107,7 +107,8 @@ def tiny(setting: Setting) -> Setting:
     sizes |= {"measured": 8, "kept": 8, "fresh": 16}
     tiny_text = None if setting.language is None else REHEARSAL
     hidden = tuple(12 for _ in setting.hidden)
-    return replace(setting, seeds=setting.seeds[:2], **sizes, hidden=hidden, language=tiny_text)
+    chosen = {"seeds": setting.seeds[:2], "tolerances": setting.tolerances[:1]}
+    return replace(setting, **chosen, **sizes, hidden=hidden, language=tiny_text)
 
 
 SIZES = {
