@@ -21,6 +21,7 @@ from studies.tolerance import digits
 from studies.tolerance.at_scale import held, images, text
 from studies.tolerance.at_scale.trials import SETTINGS as AT_SCALE
 from studies.tolerance.at_scale.trials import Setting
+from studies.tolerance.at_scale.trials import Trial as Held
 from studies.tolerance_dual import packing
 from studies.tolerance_dual.controllers import AIM, Follower, followers
 
@@ -172,7 +173,7 @@ class Networks:
 def run_subject(trial: Trial, subject: held.Subject) -> dict[str, Any]:
     """Make a trial with a network that has learned the first task."""
     old, setting = subject.old, subject.setting
-    own = held.Trial(trial.setting, trial.seed, trial.form, trial.optimiser, "tolerance", trial.nats)
+    own = Held(trial.setting, trial.seed, trial.form, trial.optimiser, "tolerance", trial.nats)
     guard = held.new_guard(own, subject)
     guard.consolidate(old.measured, forward=old.forward)
     guard.keep(old.kept, "kept", samples=setting.kept, forward=old.forward)
