@@ -63,7 +63,7 @@ class Follower:
 
     def found(self, guard: anchorhold.Guard, target: float) -> dict[str, Any]:
         """Return how the strength has followed."""
-        trace = [(point.step, point.kl, point.strength) for point in guard.trace]
+        trace = [(point.step, point.kl, point.strength) for point in guard.control.trace]
         looks = guard._core.state.control.looks  # noqa: SLF001 (of a long trace not all points are kept)
         return Following.of(trace, target, looks=looks)._asdict()
 

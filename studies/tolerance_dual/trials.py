@@ -65,8 +65,8 @@ def candidates() -> list[Follower]:
 def run_digits(trial: Trial, first: torch.nn.Module) -> dict[str, Any]:
     """Make a trial on permuted digits, from the network that has learned the first task."""
     way = next(way for way in digits.WAYS if (way.form, way.said) == (trial.form, trial.optimiser))
-    options = {"form": undamped(way.form), "implicit": way.implicit}
-    run = digits.Run(trial.seed, way.optimiser, first, tolerance=trial.nats, **options)
+    form = undamped(way.form)
+    run = digits.Run(trial.seed, way.optimiser, first, tolerance=trial.nats, form=form, options=way.options)
     trial.follower.take_over(run.guard, tokens=1)
     seconds = run.train()
     end = run.judged()

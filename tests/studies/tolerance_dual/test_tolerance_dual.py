@@ -126,4 +126,4 @@ def test_another_start_is_the_one_that_was_asked_for():
     run = digits.Run(0, "Adam", first, tolerance=0.1, form="diagonal")
     Follower("slowing", "exchange rate 1").take_over(run.guard, tokens=1)
     run.train(steps=1)
-    assert run.guard.trace[0].strength == pytest.approx(0.5)
+    assert run.guard.control.trace[0].strength == pytest.approx(0.5)
