@@ -1,13 +1,10 @@
 """How a strength has followed a tolerance, from the trace of its looks."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 NEAR = 0.3
 """A look is near the target if it is within this share of it."""
-POINTS = 40
-"""Points of a trace that are kept, at most."""
 
 
 class Following(NamedTuple):
@@ -24,15 +21,12 @@ class Following(NamedTuple):
     first: float
     """The strength that the run began with."""
     last: float
-    trace: list[list[float]]
-    """Step, KL and strength, thinned."""
 
     @classmethod
     def of(cls, trace: Sequence[tuple[int, float, float]], target: float, *, looks: int) -> "Following":
         """Return it from the points of a trace, the first of which is from before the first step."""
         seen = [kl / target for _, kl, _ in trace[1:]]
         near = next((number for number, ratio in enumerate(seen, 1) if abs(ratio - 1) <= NEAR), None)
-        every = math.ceil(len(trace) / POINTS)
         return cls(
             looks,
             near,
@@ -40,5 +34,4 @@ class Following(NamedTuple):
             max(seen, default=0.0),
             trace[0][2],
             trace[-1][2],
-            [[step, float(f"{kl:.4g}"), float(f"{c:.4g}")] for step, kl, c in trace[::every]],
         )
