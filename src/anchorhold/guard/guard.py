@@ -25,7 +25,6 @@ from anchorhold.guard.distributed.gathering import Gather
 from anchorhold.guard.distributed.rank_gradients import CommHook
 from anchorhold.guard.forget import forget_all
 from anchorhold.guard.ledger import PathRecord, TaskImportance, diagonal_of
-from anchorhold.guard.merged_space import Space
 from anchorhold.guard.microbatches.measure import watch_only
 from anchorhold.guard.monitors import Monitor, monitor_kinds
 from anchorhold.guard.not_a_callback import NotACallback
@@ -48,6 +47,7 @@ from anchorhold.holds import Hold
 from anchorhold.measures import Measure
 from anchorhold.retention import KeptSet, KeptSets, PulledBack, Retention, Tolerance, TracePoint
 from anchorhold.retention.kept_set import SAMPLES
+from anchorhold.spaces import SpaceName
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -137,7 +137,7 @@ class Guard(NotACallback):
         relative_strength: float | None = None,
         tolerance: float | Tolerance | None = None,
         form: Form | str = "diagonal",
-        space: Space | None = None,
+        space: SpaceName | None = None,
         holds: Sequence[Hold | str] = (),
         decay: float = 1.0,
         anchor: AnchorKind = "last",
@@ -276,7 +276,7 @@ class Guard(NotACallback):
         return self._core.state.driving.form
 
     @property
-    def space(self) -> Space:
+    def space(self) -> SpaceName:
         """What is held of adapters: their own parameters, or the weights that they are merged with."""
         return self._core.state.space.value
 
@@ -653,7 +653,7 @@ class Guard(NotACallback):
         """
         core = self._core
         core.runtime.ranks.together(lambda: refresh(core))
-        with self._attachment.set_aside(), core.merged.put_in_place():
+        with self._attachment.set_aside(), core.space.put_in_place():
             watch_only(core, self._attachment.monitors, batches, forward)
 
     def average(self, share: float = 0.5) -> None:
@@ -754,7 +754,7 @@ class Guard(NotACallback):
             kind = "strength" if core.state.tolerance is None else "tolerance"
             warn(_OTHER_STRENGTH.format(given=given, then=core.state.said_strength, kind=kind))
         if core.state.is_anchored:  # importance of others comes without the strength that a relative one is to find
-            core.state.strength = found_strength(core, core.state.driving.total, core.folding.silent)
+            core.state.strength = found_strength(core, core.state.driving.total, core.space.silent)
         self._attachment.watcher.measures.observed = Observed()
         self._attachment.keep_statistics()
         if core.state.is_anchored and core.state.strength:

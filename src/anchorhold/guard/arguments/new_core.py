@@ -30,11 +30,11 @@ from anchorhold.guard.arguments.strengths import USUAL, PatternStrengths, checke
 from anchorhold.guard.core import AnchorKind, Core, GuardState, Options, Runtime, Setting, TaskState, has_linear_term
 from anchorhold.guard.distributed.gathering import Gather, checked_gather
 from anchorhold.guard.ledger import Ledger
-from anchorhold.guard.merged_space import Space
 from anchorhold.guard.refreshing import first_look
 from anchorhold.holds import Hold
 from anchorhold.measures import Measure
 from anchorhold.retention import Tolerance
+from anchorhold.spaces import SpaceName
 from anchorhold.tensors.storage import Storage
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def new_core(
     relative_strength: float | None,
     tolerance: float | Tolerance | None,
     form: Form | str,
-    space: Space | None,
+    space: SpaceName | None,
     holds: Sequence[Hold | str],
     decay: float,
     anchor: AnchorKind,
@@ -113,7 +113,7 @@ def new_core(
         state.asked = Setting(state.said_strength, "given")
     core = Core(options, state, TaskState(), Runtime(model, group))
     first_look(core)
-    core.merged.refuse_parts()
+    core.space.check()
     warn_of_unmerged(core)
     return core
 
