@@ -342,6 +342,12 @@ class Core:
             own.append(self.space.linear_term(self.state.linear_term, factors))
         return [*own, *self.options.holds]
 
+    def value_of_changes(self, importance: Mapping[str, Matrix], strength: float) -> float:
+        """Return what c⟨D, Q(D)⟩ comes to of what adapters add to weights, by some importance and strength."""
+        held = self.held(self.runtime.parameters, importance=importance)._replace(strength=strength)
+        values = [hold.value(held) for hold in self.space.holds(self.state.merged_anchor)]
+        return sum(float(value) for value in values if value is not None)
+
     def set_strength(self, strength: float, strengths: PatternStrengths | None, relative: float | None) -> None:
         """Hold by another strength from now on; none of it is checked any more."""
         self.state.strength, self.state.relative_strength = strength, relative
@@ -437,9 +443,9 @@ class Core:
     @property
     def space(self) -> Space:
         """The space of the protected parameters: made once a version."""
-        if self._space is None or self._space[0] != self.runtime.version:
-            self._enter(self.space_of(self.runtime.parameters))
-        return self._space[1]
+        if self._space is not None and self._space[0] == self.runtime.version:
+            return self._space[1]
+        return self._enter(self.space_of(self.runtime.parameters))
 
     def protect(self, parameters: dict[str, nn.Parameter], space: Space) -> None:
         """Protect other parameters from now on, in a space that was made for them."""
@@ -447,10 +453,11 @@ class Core:
         self.runtime.version += 1
         self._enter(space)
 
-    def _enter(self, space: Space) -> None:
+    def _enter(self, space: Space) -> Space:
         if self._space is not None:
             space.resume(self._space[1])
         self._space = self.runtime.version, space
+        return space
 
     @property
     def measured(self) -> dict[str, nn.Parameter]:

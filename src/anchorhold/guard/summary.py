@@ -194,7 +194,7 @@ def _moved(core: Core, held: Mapping[str, Tensor]) -> str:
         maps = core.space.coordinates(core.runtime.parameters)
         penalty = float(penalty_value(maps, core.state.driving.held, core.state.anchor, core.state.strength))
     penalty -= 2 * core.state.strength * lean
-    penalty += core.space.value_of_changes(core.state.driving.held, core.state.strength, core.state.merged_anchor)
+    penalty += core.value_of_changes(core.state.driving.held, core.state.strength)
     return f"{so_far}; the penalty is {penalty:.3g}"
 
 

@@ -148,19 +148,9 @@ class Space:
         """Return what each adapter adds to its weight now."""
         return {}
 
-    def change_size(self, name: str) -> tuple[int, int] | None:
-        """Return how many outputs and inputs a change of a weight has; ``None`` where there is no such change."""
-        return None
-
     def displacements(self, changes: Mapping[str, Change]) -> dict[str, Tensor]:
         """Return D of each weight that adapters change."""
         return {}
-
-    def value_of_changes(
-        self, importance: Mapping[str, Matrix], strength: float, changes: Mapping[str, Change]
-    ) -> float:
-        """Return what the penalty comes to of all those."""
-        return 0.0
 
     def anchor_cost(
         self, block: Block, form: Form, cost: Cost, usual: int, changes: Mapping[str, Change]
@@ -188,10 +178,6 @@ class Space:
 
     def check_way_back(self, call: str) -> None:
         """Refuse a call that moves weights to the anchor, where that is not of weights."""
-
-    @classmethod
-    def check_implicit(cls) -> None:
-        """Refuse a hold that acts after an optimizer's step, where the coordinates take no steps."""
 
 
 class QuadraticOfMaps(Quadratic):

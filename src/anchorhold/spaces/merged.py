@@ -26,7 +26,7 @@ from anchorhold.adapters import (
 )
 from anchorhold.engine.reductions import Block
 from anchorhold.errors import ConfigurationError
-from anchorhold.forms import Form, Matrix
+from anchorhold.forms import Form
 from anchorhold.forms.base import Cost
 from anchorhold.forms.layers import layer_blocks
 from anchorhold.holds import Hold, MergedWeights
@@ -102,10 +102,7 @@ class Merged(Space):
 
     def holds(self, changes: Mapping[str, Change]) -> list[Hold]:
         """Return the quadratic hold of merged weights."""
-        return [self._hold(changes)]
-
-    def _hold(self, changes: Mapping[str, Change]) -> MergedWeights:
-        return MergedWeights(self.adapters, self._own_blocks, changes)
+        return [MergedWeights(self.adapters, self._own_blocks, changes)]
 
     @torch.no_grad()
     def largest_of_parts(self, largest: Mapping[str, float]) -> dict[str, float]:
@@ -134,23 +131,11 @@ class Merged(Space):
             found[name] = change
         return found
 
-    def change_size(self, name: str) -> tuple[int, int] | None:
-        """Return the outputs and inputs of a weight that an adapter changes."""
-        return self._own_blocks[name].size if name in self._own_blocks else None
-
     @torch.no_grad()
     def displacements(self, changes: Mapping[str, Change]) -> dict[str, Tensor]:
         """Return Δ − Δ* of each weight."""
-        hold = self._hold(changes)
+        hold = MergedWeights(self.adapters, self._own_blocks, changes)
         return {name: whole(hold.displacement(name)) for name in hold.adapters}
-
-    @torch.no_grad()
-    def value_of_changes(
-        self, importance: Mapping[str, Matrix], strength: float, changes: Mapping[str, Change]
-    ) -> float:
-        """Return c⟨D, Q(D)⟩ of all merged weights."""
-        value = self._hold(changes).value_of(importance, strength)
-        return 0.0 if value is None else float(value)
 
     @torch.no_grad()
     def anchor_cost(
@@ -205,14 +190,6 @@ class Merged(Space):
         """How the names begin of all that lies within an adapted module."""
         modules = {id(adapter.module) for adapter in self.adapters.values()}
         return tuple(f"{path}." for path, module in named_modules(self.model) if id(module) in modules)
-
-    @classmethod
-    def check_implicit(cls) -> None:
-        """Refuse a pull after the step: merged weights take none."""
-        raise ConfigurationError(
-            "implicit=True with adapters that are held by their merged weights, which take no steps of their own. Make "
-            "a Guard with space='weights', or leave implicit as it is."
-        )
 
 
 def _weight(twin: Any) -> nn.Parameter:

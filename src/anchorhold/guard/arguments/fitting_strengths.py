@@ -1,6 +1,6 @@
 """Whether strengths by pattern fit what a guard protects: a pattern for each parameter, one strength for each block."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -34,16 +34,12 @@ def _refuse_own_parameters(core: Core, strengths: PatternStrengths) -> None:
             )
 
 
-def _refuse_merged_weights(
-    runtime: Runtime, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter], measured: Container[str]
-) -> None:
+def _refuse_merged_weights(runtime: Runtime, strengths: PatternStrengths, measured: Mapping[str, nn.Parameter]) -> None:
     """Refuse a pattern of the weights alone that adapters change where their own parameters are held."""
-    unused = [each for each in strengths.given if not any(fnmatchcase(name, each) for name in parameters)]
-    held = {id(p) for p in parameters.values()} if unused else ()
+    unused = [each for each in strengths.given if not any(fnmatchcase(name, each) for name in measured)]
+    held = {id(p) for p in measured.values()} if unused else ()
     for found in every_adapter(runtime.model, held) if unused else ():
-        if found.weight not in measured and (
-            pattern := next((each for each in unused if fnmatchcase(found.weight, each)), None)
-        ):
+        if pattern := next((each for each in unused if fnmatchcase(found.weight, each)), None):
             raise ConfigurationError(
                 f"strength[{pattern!r}] is of weights that adapters change, such as {found.weight!r}, and here "
                 "adapters are held by their own parameters. Give space='merged', which holds those weights, or "
@@ -54,7 +50,7 @@ def _refuse_merged_weights(
 def check_blocks(core: Core, strengths: PatternStrengths, space: Space, parameters: dict[str, nn.Parameter]) -> None:
     """Refuse a parameter without a strength, and a block with several."""
     measured = space.measured(parameters)
-    _refuse_merged_weights(core.runtime, strengths, parameters, measured)
+    _refuse_merged_weights(core.runtime, strengths, measured)
     for name in measured:
         strengths.of(name)
     form = core.state.driving.form

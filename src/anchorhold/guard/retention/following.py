@@ -209,4 +209,4 @@ def predicted(core: Core) -> float | None:
         return None
     coordinates = core.space.coordinates(core.runtime.parameters)
     own = penalty_value(coordinates, core.state.driving.total, core.state.anchor, 0.5)
-    return float(own) + core.space.value_of_changes(core.state.driving.total, 0.5, core.state.merged_anchor)
+    return float(own) + core.value_of_changes(core.state.driving.total, 0.5)

@@ -207,8 +207,9 @@ def _read_importance(
 def _read_merged_anchor(core: Core, tensors: Mapping[str, Tensor]) -> dict[str, Change]:
     """Return what adapters had added to weights at the anchor. Raise StateError if the model has other adapters."""
     found: dict[str, Change] = {}
+    sizes = {name: size_of(change) for name, change in (core.space.changes() if tensors else {}).items()}
     for name, parts in _by_block(tensors).items():
-        change, size = of_parts(parts), core.space.change_size(name)
+        change, size = of_parts(parts), sizes.get(name)
         if change is None or size_of(change) != size:
             shapes = {part: tuple(tensor.shape) for part, tensor in parts.items()}
             expected = "no adapter of that weight" if size is None else f"one of {size} outputs and inputs"

@@ -120,8 +120,11 @@ def set_implicit(core: Core, value: bool | None, held: Iterable[Optimizer]) -> N
         if is_open
         else checked_implicit(value or False, form, core.options.batch_norm, has_linear_term=core.has_linear_term)
     )
-    if found:
-        core.space_kind.check_implicit()
+    if found and (why := core.space_kind.why_explicit):
+        raise ConfigurationError(
+            f"implicit=True {why}, which take no steps of their own. Make a Guard with space='weights', or leave "
+            "implicit as it is."
+        )
     for optimizer in held if found else ():
         check_effective_rate(optimizer, form)
     core.state.implicit = Setting(found, "given" if value is not None else "open" if is_open else "default")
