@@ -28,8 +28,9 @@ from anchorhold.tensors.storage import to_compute, widest_dtype
 def describe(core: Core, attached: Sequence[Optimizer], held_back: Owned) -> str:
     """Return what there is to say about a guard; of a sharded model, this process's part."""
     try:
+        core.space_of(core.runtime.parameters)  # the one that is known may be of adapters that were taken away
         held = _held(core)
-    except ConfigurationError as error:  # its adapters were taken away, or others came that cannot be held so
+    except ConfigurationError as error:
         held = [f"as it is now, the model cannot be held: {error}"]
     lines = [_what(core, held_back), *held, *_beside(core), *_kept(core.state), _when(core, attached)]
     return "\n  ".join(lines)
@@ -67,8 +68,8 @@ def _when_it_pulls(core: Core, held_back: Owned) -> str:
 
 def _adapters(core: Core) -> str:
     """Return what is held of adapters, where there are any."""
-    if description := core.space_kind.description:
-        return description
+    if core.space_kind.description:
+        return f", {core.space_kind.description}"
     protected = {id(parameter) for parameter in core.runtime.parameters.values()}
     if not has_adapters(core.runtime.model, protected):
         return ""

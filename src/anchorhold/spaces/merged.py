@@ -43,7 +43,7 @@ class Merged(Space):
     """
 
     name: ClassVar[str] = "merged"
-    description: ClassVar[str] = ", adapters by their merged weights"
+    description: ClassVar[str] = "adapters by their merged weights"
     why_explicit: ClassVar[str] = "in the space of merged weights"
     has_changes: ClassVar[bool] = True
 
