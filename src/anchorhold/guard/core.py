@@ -335,7 +335,7 @@ class Core:
         """What pulls beside the quadratic hold of parameters: that of merged weights, its linear term, and others."""
         if not self.state.strength:
             return list(self.options.holds)
-        own = self.space.holds(self.state.merged_anchor) if self.state.merged_anchor else []
+        own: list[Hold] = [*self.space.holds(self.state.merged_anchor)] if self.state.merged_anchor else []
         if self.state.linear_term:
             strengths = self.state.driving.strengths
             factors = {} if strengths is None else {name: strengths.factor([name]) for name in self.state.linear_term}

@@ -112,9 +112,9 @@ class Space:
             return LinearTermOfMaps(self, linear_term, factors)
         return LinearTerm(linear_term, factors)
 
-    def holds(self, changes: Mapping[str, Change]) -> list[Hold]:
+    def holds(self, changes: Mapping[str, Change]) -> Sequence[Hold]:
         """Return the holds of what adapters add to weights, around what they added at the anchor."""
-        return []
+        return ()
 
     def diagonal(self, omega: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return an importance of the parameters, from one of the coordinates: the diagonal of JᵀΩJ."""
@@ -205,13 +205,7 @@ class QuadraticOfMaps(Quadratic):
 
 
 class LinearTermOfMaps(LinearTerm):
-    """What a hold has beside its quadratic, in the same coordinates.
-
-    Args:
-        space: the space.
-        linear_term: r, by the names in whose places the coordinates are held.
-        factors: by what a parameter's strength differs from the guard's own c, where it does.
-    """
+    """What a hold has beside its quadratic, in the same coordinates; r is by the names in whose places they are."""
 
     def __init__(self, space: Space, linear_term: Mapping[str, Tensor], factors: Mapping[str, float]) -> None:
         super().__init__(linear_term, factors)

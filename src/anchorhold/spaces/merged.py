@@ -7,29 +7,20 @@ Protected parameters that belong to no adapter, such as a head beside it, are he
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from anchorhold.adapters import (
-    Change,
-    Product,
-    beside,
-    find_adapters,
-    in_parts,
-    trained_layers,
-    twin_of,
-    whole,
-)
+from anchorhold.adapters import Change, Product, beside, find_adapters, in_parts, trained_layers, twin_of, whole
 from anchorhold.engine.reductions import Block
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Form
 from anchorhold.forms.base import Cost
 from anchorhold.forms.layers import layer_blocks
-from anchorhold.holds import Hold, MergedWeights
+from anchorhold.holds import MergedWeights
 from anchorhold.spaces.base import Space
 from anchorhold.tensors.matrices import decomposed
 from anchorhold.tensors.names import named_modules
@@ -47,10 +38,8 @@ class Merged(Space):
     why_explicit: ClassVar[str] = "in the space of merged weights"
     has_changes: ClassVar[bool] = True
 
-    def __init__(
-        self, model: nn.Module, parameters: Mapping[str, nn.Parameter], folded: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(model, parameters, folded or {})
+    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], folded: Mapping[str, str]) -> None:
+        super().__init__(model, parameters, folded)
         if sharded := [name for name, p in parameters.items() if is_sharded(p)]:
             raise ConfigurationError(
                 f"space='merged' with parameters that are spread over processes, such as {sharded[0]!r}: it needs "
@@ -100,15 +89,15 @@ class Merged(Space):
                 stack.enter_context(beside(self.adapters[name].module, twin, partial(called.add, name)))
             yield called
 
-    def holds(self, changes: Mapping[str, Change]) -> list[Hold]:
+    def holds(self, changes: Mapping[str, Change]) -> Sequence[MergedWeights]:
         """Return the quadratic hold of merged weights."""
         return [MergedWeights(self.adapters, self._own_blocks, changes)]
 
     @torch.no_grad()
     def largest_of_parts(self, largest: Mapping[str, float]) -> dict[str, float]:
-        """Return by how much at most an eigenvalue of Q is larger in an adapter's parameters than in its weight.
+        """Return that of adapters' parameters, from that of their weights.
 
-        Of a product, the largest eigenvalue of AAᵀ or of BᵀB as they are now; of others nothing is known.
+        Of a product it is larger by the largest eigenvalue of AAᵀ or of BᵀB at most; of others nothing is known.
         """
         found: dict[str, float] = {}
         for name, adapter in self.adapters.items():
@@ -134,14 +123,14 @@ class Merged(Space):
     @torch.no_grad()
     def displacements(self, changes: Mapping[str, Change]) -> dict[str, Tensor]:
         """Return Δ − Δ* of each weight."""
-        hold = MergedWeights(self.adapters, self._own_blocks, changes)
+        hold = self.holds(changes)[0]
         return {name: whole(hold.displacement(name)) for name in hold.adapters}
 
     @torch.no_grad()
     def anchor_cost(
         self, block: Block, form: Form, cost: Cost, usual: int, changes: Mapping[str, Change]
     ) -> tuple[int, int]:
-        """Return how many numbers the anchor of a merged weight has, and how many multiplications a step takes.
+        """Return the cost of a merged weight: its anchor's numbers, and a step's multiplications.
 
         The anchor is the adapter's parameters and what they come to: Δ*, or B* and A*, of which those of a fresh
         adapter have rank 0. A step's products are of D, which has both ranks together.

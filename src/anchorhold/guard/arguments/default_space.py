@@ -83,7 +83,7 @@ def _keeps_more_merged(state: GuardState) -> bool:
 
 def _merged(core: Core, parameters: Mapping[str, nn.Parameter]) -> Merged:
     """Return a model's adapters in merged space, or refuse those that cannot be held so."""
-    merged = Merged(core.runtime.model, parameters)
+    merged = Merged(core.runtime.model, parameters, {})
     merged.check()
     merged.check_form(core.state.driving.form, merged.without_layers(parameters))
     return merged
