@@ -43,7 +43,7 @@ class Merged(Space):
         if sharded := [name for name, p in parameters.items() if is_sharded(p)]:
             raise ConfigurationError(
                 f"space='merged' with parameters that are spread over processes, such as {sharded[0]!r}: it needs "
-                "whole layers. Use DDP, or give space='weights'."
+                "whole layers. Use DDP, or give options=GuardOptions(space='weights')."
             )
         names = {id(parameter): name for name, parameter in parameters.items()}
         self.adapters = find_adapters(model, names.keys())
@@ -158,7 +158,7 @@ class Merged(Space):
                 raise ConfigurationError(
                     f"space='merged' with protect= matching {', '.join(map(repr, held))} alone of the adapter of "
                     f"{weight!r}: what it adds is made of {trained} trained parameters together. Let protect= match "
-                    "all of them, such as '*lora_*', or give space='weights'."
+                    "all of them, such as '*lora_*', or give options=GuardOptions(space='weights')."
                 )
 
     def check_form(self, form: Form, parameters: Mapping[str, nn.Parameter]) -> None:

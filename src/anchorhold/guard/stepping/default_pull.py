@@ -122,8 +122,8 @@ def set_implicit(core: Core, value: bool | None, held: Iterable[Optimizer]) -> N
     )
     if found and (why := core.space_kind.why_explicit):
         raise ConfigurationError(
-            f"implicit=True {why}, which take no steps of their own. Make a Guard with space='weights', or leave "
-            "implicit as it is."
+            f"implicit=True {why}, which take no steps of their own. Make a Guard with "
+            "options=GuardOptions(space='weights'), or leave implicit as it is."
         )
     for optimizer in held if found else ():
         check_effective_rate(optimizer, form)
