@@ -109,7 +109,7 @@ def new_core(
         state.asked = Setting(state.said_strength, "given")
     core = Core(asked, state, TaskState(), Runtime(model, rarer.group))
     first_look(core)
-    core.merged.refuse_parts()
+    core.space.check()
     warn_of_unmerged(core)
     return core
 

@@ -46,7 +46,7 @@ class Stability(Monitor):
         if not groups:
             return
         # Which adapters act is known by what has a gradient: a switch says nothing to the guard.
-        acting = {n for n, p in owned.items() if p.grad is not None} if core.state.space.value == "merged" else set()
+        acting = {n for n, p in owned.items() if p.grad is not None} if core.space.parts else set()
         known = (core.runtime.version, core.state.strength, rates, acting)
         if self._checked.get(optimizer) == known:
             return

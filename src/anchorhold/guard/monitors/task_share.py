@@ -70,7 +70,7 @@ class TaskShare(Monitor):
         if not looked_at or is_capturing() or sgd_groups(step.optimizer):
             return
         held_by = core.state.driving.held_names
-        names = [name for name in step.parameters if name in held_by or name in core.held_elsewhere]
+        names = [name for name in step.parameters if name in held_by or name in core.space.held_elsewhere]
         grads = {name: step.parameters[name].grad for name in names}
         self._noted = {
             n: some_of(g) for n, g in grads.items() if g is not None and not g.is_sparse and local(g).numel()

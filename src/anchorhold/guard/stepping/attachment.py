@@ -153,7 +153,7 @@ class Attachment:
     def keep_statistics(self) -> None:
         """Keep the statistics of batch norms as they are to be from now on."""
         self.core.keep_statistics()
-        self.watcher.update.maps.note(self.core.folding, self.core.runtime.ranks)
+        self.core.space.follow(self.core.runtime.ranks.take_first, is_held=False)
 
     def owned(self) -> set[int]:
         """Return the ids of all parameters that attached optimisers train."""

@@ -404,7 +404,7 @@ def bundles_of(
         elementwise: whether the hold acts on each weight by itself.
     """
     alone = set(alone)
-    elsewhere = core.held_elsewhere
+    elsewhere = core.space.held_elsewhere
     rows: dict[tuple[object, ...], dict[str, nn.Parameter]] = {}
     lengths: Counter[tuple[object, ...]] = Counter()
     found: list[Bundle] = []

@@ -64,14 +64,14 @@ def supports_implicit(core: Core, optimizer: Optimizer) -> bool:
         check_effective_rate(optimizer, form)
     except (ConfigurationError, OptimizerError):
         return False
-    return core.state.space.value != "merged"
+    return not core.space_kind.why_explicit
 
 
 def _why_with_any(core: Core) -> str:
     """Return why a hold joins the gradients of all optimisers, where it does."""
     form = core.state.driving.form
-    if core.state.space.value == "merged":
-        return "in the space of merged weights"
+    if why := core.space_kind.why_explicit:
+        return why
     if beside := [hold.name for hold in core.options.holds if hold.by_weight]:
         return f"beside the hold {beside[0]!r}, whose pull on the same weights is in the gradient"
     if form.elementwise and (
@@ -120,10 +120,10 @@ def set_implicit(core: Core, value: bool | None, held: Iterable[Optimizer]) -> N
         if is_open
         else checked_implicit(value or False, form, core.options.batch_norm, has_linear_term=core.has_linear_term)
     )
-    if found and core.state.space.value == "merged":
+    if found and (why := core.space_kind.why_explicit):
         raise ConfigurationError(
-            "implicit=True with adapters that are held by their merged weights, which take no steps of their own. Make "
-            "a Guard with space='weights', or leave implicit as it is."
+            f"implicit=True {why}, which take no steps of their own. Make a Guard with "
+            "options=GuardOptions(space='weights'), or leave implicit as it is."
         )
     for optimizer in held if found else ():
         check_effective_rate(optimizer, form)

@@ -228,8 +228,7 @@ class StepWatcher:
     def _post_hook(self, hold: bool, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_within_its_own_step(optimizer):
             return
-        if self.core.state.folded_norms:
-            self.update.maps.stepped()
+        self.core.space.stepped()
         if self._lent:
             self.update.overwriters.look(optimizer, self._lent)
         bundles, self._bundles, self._lent = self._bundles, [], []
