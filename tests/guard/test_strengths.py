@@ -10,7 +10,7 @@ from torch.distributed import checkpoint
 
 import anchorhold
 from anchorhold.errors import AnchorholdWarning, ConfigurationError, NotFiniteError, StateError
-from tests.guard.centre.test_anchors import data, gradient, half_square, hessian, moved, put, regression, row
+from tests.guard.anchors.test_anchors import data, gradient, half_square, hessian, moved, put, regression, row
 from tests.guard.helpers import batch, loss, net, train
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
