@@ -175,20 +175,20 @@ def test_in_other_forms_it_is_one_product_where_all_weights_go_equally_far(form,
 
 
 @pytest.mark.parametrize("kind", ["momentum", "Adam"])
-def test_a_hold_that_leans(kind):
+def test_a_hold_with_a_linear_term(kind):
     leaning = {"anchor": "mean", "gradient_term": True}
     same(*formula("diagonal", *REACHES[kind], **leaning))
 
 
 @pytest.mark.parametrize("form", ["rotated", "kronecker", "lowrank", "dense"])
-def test_in_other_forms_a_hold_that_leans_is_refused(form):
-    """Rounding would make it lean along directions that nothing holds, by as much more as the strength is larger."""
+def test_in_other_forms_a_linear_term_is_refused(form):
+    """Rounding would make one up along directions that nothing holds, by as much more as the strength is larger."""
     for leaning in ({"anchor": "mean"}, {"anchor": "mean", "gradient_term": True}):
         with pytest.raises(anchorhold.ConfigurationError, match="which gives the hold a linear term"):
             anchorhold.Guard(net(), "EWC", form=form, implicit=True, **leaning)
 
 
-def test_a_hold_that_leans_does_so_by_each_patterns_own_strength():
+def test_a_linear_term_has_each_patterns_own_strength():
     model = net()
     patterns = {"0.*": 0.0, "*": 10.0}
     guard = anchorhold.Guard(model, "EWC", patterns, anchor="mean", gradient_term=True, implicit=True)

@@ -76,7 +76,7 @@ def refuse_another_shape(name: str, anchor: Tensor, parameter: Tensor) -> None:
     if anchor.shape != parameter.shape:
         raise ProtectError(
             f"{name!r} was consolidated with shape {tuple(anchor.shape)} and now has {tuple(parameter.shape)}. "
-            f"Restore it, or call forget({name!r}) to let go of what was learned there."
+            f"Restore it, or call forget({name!r}) to delete its importance."
         )
 
 
@@ -139,8 +139,8 @@ def _taken_by_forms(core: Core, parameters: dict[str, nn.Parameter]) -> dict[str
 def _follow(core: Core, name: str, parameter: Tensor) -> None:
     """Move what is kept about a parameter to where it belongs now."""
     storage = core.options.storage
-    resting = [core.state.anchor, core.state.linear_term]
-    kinds = ((storage.to_storage, resting), (storage.exact, [core.task.start]), (storage.running, core.state.running()))
+    stored = [core.state.anchor, core.state.linear_term]
+    kinds = ((storage.to_storage, stored), (storage.exact, [core.task.start]), (storage.running, core.state.running()))
     for keep, tensors in kinds:
         for kept in tensors:
             known = kept.get(name)

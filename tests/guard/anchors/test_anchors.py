@@ -449,7 +449,7 @@ def test_what_is_kept_may_lie_in_fewer_bits():
     torch.testing.assert_close(row(model), before - 0.1 * pull)
 
 
-def test_at_strength_zero_nothing_leans():
+def test_at_strength_zero_there_is_no_linear_term():
     model = regression()
     guard = guard_of(model, "toy-dense", 0.0, gradient_term=True)
     guard.consolidate([data(0)])

@@ -84,8 +84,8 @@ def new_core(
     strengths = {"strength": strength, "relative_strength": relative_strength}
     driving.strengths = PatternStrengths(c) if isinstance(c, dict) else None
     allowed = checked_space(space, ledgers, others, anchor, batch_norm, implicit=implicit is True)
-    lean = has_linear_term(driving.form, anchor, gradient_term=gradient_term)
-    either = implicit is None and may_be_implicit(driving.form, batch_norm, has_linear_term=lean)
+    linear = has_linear_term(driving.form, anchor, gradient_term=gradient_term)
+    either = implicit is None and may_be_implicit(driving.form, batch_norm, has_linear_term=linear)
     options = Options(
         Selection(protect),
         storage,
@@ -97,7 +97,7 @@ def new_core(
         batch_norm=checked_batch_norm(batch_norm, ledgers, others),
         named_form=kept_as if isinstance(form, str) else None,
     )
-    pull = None if either else checked_implicit(implicit or False, driving.form, batch_norm, has_linear_term=lean)
+    pull = None if either else checked_implicit(implicit or False, driving.form, batch_norm, has_linear_term=linear)
     state = GuardState(
         ledgers,
         driver.name,
