@@ -74,6 +74,7 @@ class Writes:
         """Put back what was changed, and return the first of it."""
         changed = [kept for kept in self.kept.values() if not _same(kept.parameter.data, kept.values)]
         for kept in changed:
+            # The pass has given the parameter other memory: its own comes back first, then the values in it.
             if _address(kept.parameter) != _address(kept.memory):
                 kept.parameter.data = kept.memory
             kept.memory.copy_(kept.values)
@@ -115,6 +116,7 @@ class Writes:
         for name, parameter in self.parameters.items():
             if parameter.layout is torch.strided:
                 found.setdefault(_address(parameter), []).append(name)
+        # The address of tensors without memory, which share none.
         found.pop(0, None)
         return found
 
@@ -215,6 +217,7 @@ class Recorder(TorchFunctionMode):
                 self._note_addition(out, args)
             return out
         try:
+            # In the parameter's place, so that edges to the parameter itself are uses that no rule saw.
             stand_ins = {id(x): x.detach().requires_grad_() for role in parts for x in [rule.parameters[role]]}
         except RuntimeError:
             return func(*args, **kwargs)  # inside one of torch.func's transforms, which has no leaves

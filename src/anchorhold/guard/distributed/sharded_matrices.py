@@ -173,4 +173,5 @@ def _in_rows(tensor: Tensor, mesh: "DeviceMesh") -> Tensor:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa: PLC0415 (not in every build)
 
     last = Shard(0) if tensor.ndim else Replicate()
+    # Every process has all of it and keeps its own rows: nothing is sent.
     return distribute_tensor(tensor, mesh, [*[Replicate()] * (mesh.ndim - 1), last], src_data_rank=None)

@@ -185,6 +185,7 @@ def take_path(core: Core, measures: Mapping[str, PathMeasure], record: PathRecor
         ledger = core.state.ledgers[label]
         given = record.running.get(label, {})
         ledger.running = {state: dict(given.get(state, {})) for state in ledger.measure.running}
+    # Layouts have rows of the states until now, and are made anew.
     core.runtime.version += 1
     core.task.start = dict(record.start)
     core.task.steps = dict.fromkeys(parameters, record.steps) if record.steps else {}

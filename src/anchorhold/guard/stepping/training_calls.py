@@ -72,6 +72,7 @@ class _Recorder:
     """The hook itself; a copy of the model, or one that is read from a file, has one that records nothing."""
 
     def __init__(self, calls: TrainingCalls | None = None) -> None:
+        # Weakly: the hook lies in the model, which must not keep the guard alive, nor take it along in a copy.
         self._calls = None if calls is None else weakref.ref(calls)
 
     @out_of_graphs
