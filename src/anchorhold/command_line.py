@@ -151,7 +151,7 @@ def _merge_models(asked: argparse.Namespace, shares: Sequence[float]) -> str:
         dtype=None if asked.dtype is None else getattr(torch, asked.dtype),
     )
     merging.at(shares if several or len(shares) > 1 else shares[0], out=asked.out)
-    return merging.description
+    return merging.said
 
 
 def _merge_adapters(asked: argparse.Namespace, shares: Sequence[float]) -> str:

@@ -48,7 +48,7 @@ class TaskImportance:
         if self.outputs is not None:
             parts.append(f"outputs read as {self.outputs}")
         if set(self.forms.values()) - {"diagonal"}:
-            parts.append(", ".join(f"{count} {words}" for words, count in Counter(self.forms.values()).items()))
+            parts.append(", ".join(f"{count} {said}" for said, count in Counter(self.forms.values()).items()))
         if self.fallback:
             parts.append(f"{len(self.fallback)} by {', '.join(sorted(set(self.fallback.values())))}")
         return f"TaskImportance({'; '.join(parts)})"
@@ -302,7 +302,7 @@ class Ledger:
             if name in total and self.measure.total != "replace":
                 known = total[name] if total[name].block == matrix.block else total[name].pad(matrix.block)
                 earlier = known.to(like.device)
-                own = matrix.to(like.device, running_dtype(like))  # measured in chunks, it is in storage since
+                own = matrix.to(like.device, running_dtype(like))  # measured in turns, it is in storage since
                 if self.measure.total == "average":
                     before = decay * self.weights.get(name, 0.0)
                     added = own.add(earlier, before).scale(1 / (1 + before))

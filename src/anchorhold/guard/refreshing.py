@@ -139,8 +139,8 @@ def _taken_by_forms(core: Core, parameters: dict[str, nn.Parameter]) -> dict[str
 def _follow(core: Core, name: str, parameter: Tensor) -> None:
     """Move what is kept about a parameter to where it belongs now."""
     storage = core.options.storage
-    stored = [core.state.anchor, core.state.linear_term]
-    kinds = ((storage.to_storage, stored), (storage.exact, [core.task.start]), (storage.running, core.state.running()))
+    resting = [core.state.anchor, core.state.linear_term]
+    kinds = ((storage.to_storage, resting), (storage.exact, [core.task.start]), (storage.running, core.state.running()))
     for keep, tensors in kinds:
         for kept in tensors:
             known = kept.get(name)

@@ -160,7 +160,7 @@ def _moved(core: Core, held: Mapping[str, Tensor]) -> str:
 
     Adapters are told of by D of the weights that they are merged with, whose own length is never read.
     """
-    penalty = linear = 0.0
+    penalty = lean = 0.0
     since = "from there" if core.options.anchor_kind == "mean" and not core.has_linear_term else "since"
     diagonal, coordinates = diagonal_of(core.state.driving.held), core.folding.coordinates(held)
     strengths = core.state.driving.strengths
@@ -178,7 +178,7 @@ def _moved(core: Core, held: Mapping[str, Tensor]) -> str:
             penalty += core.state.strength * float((local(to_compute(diagonal[name], parameter)) * square).sum())
         if name in core.state.linear_term:
             factor = 1.0 if strengths is None else strengths.factor([name])
-            linear += factor * float(
+            lean += factor * float(
                 (local(to_compute(core.state.linear_term[name], parameter)) * (theta - anchor)).sum()
             )
     merged = core.merged.hold(core.state.merged_anchor)
@@ -195,7 +195,7 @@ def _moved(core: Core, held: Mapping[str, Tensor]) -> str:
     if not core.state.driving.form.elementwise:
         maps = core.folding.coordinates(core.runtime.parameters)
         penalty = float(penalty_value(maps, core.state.driving.held, core.state.anchor, core.state.strength))
-    penalty -= 2 * core.state.strength * linear
+    penalty -= 2 * core.state.strength * lean
     of_merged = merged.value_of(core.state.driving.held, core.state.strength)
     penalty += 0.0 if of_merged is None else float(of_merged)
     return f"{so_far}; the penalty is {penalty:.3g}"

@@ -16,7 +16,7 @@ from anchorhold.merging import tensor_files
 from anchorhold.merging.common_names import CommonNames
 from anchorhold.merging.given_forms import GivenForm, ModelForm, given_forms, groups, traces
 from anchorhold.merging.given_models import Adapted, GivenModel, InFiles, InMemory, Model, given_model
-from anchorhold.merging.lone_factors import lone_factors, lone_factors_warning
+from anchorhold.merging.lone_factors import lone_factors, said_of
 from anchorhold.merging.normal_equations import Pull, solved
 from anchorhold.merging.shares import Share, all_shares
 from anchorhold.merging.tensor_files import Described
@@ -129,11 +129,11 @@ class Merging:
         self._tell_factors()
 
     @property
-    def description(self) -> str:
+    def said(self) -> str:
         """By what models are merged, in a few words."""
         if not any(self.forms):
             return "the average"
-        return ", ".join("no form" if form is None else form.description for form in self.forms)
+        return ", ".join("no form" if form is None else form.said for form in self.forms)
 
     # What is given
 
@@ -208,7 +208,7 @@ class Merging:
 
     def _tell_factors(self) -> None:
         if alone := lone_factors(self._common.names, [partial(self._read, model) for model in self.models]):
-            warn(lone_factors_warning(alone))
+            warn(said_of(alone))
 
     def _types(self, name: str) -> set[torch.dtype]:
         own = [(model, self._common.own_name(model, name)) for model in self.models]

@@ -217,7 +217,6 @@ class Recorder(TorchFunctionMode):
                 self._note_addition(out, args)
             return out
         try:
-            # In the parameter's place, so that edges to the parameter itself are uses that no rule saw.
             stand_ins = {id(x): x.detach().requires_grad_() for role in parts for x in [rule.parameters[role]]}
         except RuntimeError:
             return func(*args, **kwargs)  # inside one of torch.func's transforms, which has no leaves

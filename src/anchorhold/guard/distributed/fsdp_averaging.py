@@ -27,7 +27,6 @@ def refuse_unless_averaging(model: nn.Module) -> None:
 def _groups(model: nn.Module) -> Iterator[Any]:
     """Yield what FSDP keeps of the parameters that it gathers together."""
     for module in model.modules():
-        # torch's own, and not public: where a version lacks it nothing is refused.
         state = getattr(module, "_get_fsdp_state", None)
         if state is not None:
             yield from getattr(state(), "_fsdp_param_groups", ())

@@ -24,7 +24,6 @@ class OwnParts(Reduction):
     def __init__(self, phi: Phi, parameters: Mapping[str, Tensor]) -> None:
         self.phi = phi
         self.parameters = dict(parameters)
-        # What is made in inference mode could not be added to outside of it.
         with torch.inference_mode(False):
             self.sums = {
                 name: torch.zeros_like(local(p.detach()), dtype=at_least_single(p.dtype), device=_device(p))

@@ -24,7 +24,7 @@ class LinearTerm(Hold):
         factors: by what a parameter's strength differs from the guard's own c, where it does.
     """
 
-    name: ClassVar[str] = "linear term"
+    name: ClassVar[str] = "tilt"
 
     def __init__(self, linear_term: Mapping[str, Tensor], factors: Mapping[str, float] = MappingProxyType({})) -> None:
         super().__init__()
@@ -46,8 +46,8 @@ class LinearTerm(Hold):
                 r, theta_star = (
                     to_compute(kept[name], parameter).to(dtype) for kept in (self.linear_term, held.anchor)
                 )
-                linear = ((parameter.to(dtype) - theta_star) * r).sum()
-                terms.append(self.factors.get(name, 1.0) * linear)
+                lean = ((parameter.to(dtype) - theta_star) * r).sum()
+                terms.append(self.factors.get(name, 1.0) * lean)
         if not terms:
             return None
         device = next(iter(held.parameters.values())).device
