@@ -57,6 +57,7 @@ class Ranks:
             raised = error
         outcomes = self._gather(_Outcome(value, None if raised is None else _told(raised)))
         if raised is not None:
+            # Its own error as it is, with its traceback; the others get its words.
             raise raised
         for rank, outcome in enumerate(outcomes):
             if outcome.failure is not None:

@@ -67,6 +67,7 @@ class Attachment:
             monitor.before_attach(attaching)
         live = []
         for ref, handles in self._hooks:
+            # Attached before: the latest call counts, so it is hooked anew.
             if id(ref()) in given:
                 _remove(handles)
             elif ref() is not None:

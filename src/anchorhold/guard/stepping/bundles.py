@@ -267,6 +267,7 @@ class Several(Bundle):
             omegas = {matrix.name: matrix.omega for matrix in matrices}
             self._omega, self._anchor = self._bound(omegas), self._bound(core.state.anchor)
             for matrix in matrices:
+                # _bound() has put a view of the row in its place.
                 matrix.omega = omegas[matrix.name]
 
     def look(self, observed: Observed, factor: float, *, copy: bool) -> bool:

@@ -84,6 +84,7 @@ class PathMeasures:
             return {}, {}, {}
         used = kept = {key: bundle.states(key) for key in keys}
         if self.core.options.storage.device is not None:
+            # Copies on the parameter's device, which write_back() brings home.
             used = {key: {state: to_compute(t, bundle.like) for state, t in own.items()} for key, own in kept.items()}
         some = next(iter(used[keys[0]].values()))
         g, g_ind, square = bundle.gradient, bundle.independent, None

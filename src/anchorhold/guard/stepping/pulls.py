@@ -116,6 +116,7 @@ def _in_its_place(pull: dict[str, Tensor], share: float, moving: Moving) -> dict
     for name, parameter in moving.trained.items():
         if parameter.grad is None:
             continue
+        # The loss scale is in the gradient, and comes to the pull when it is added: until then both are without.
         grad, factor = parameter.grad, -share / moving.factor
         if name in pull and apart and grad.dtype == pull[name].dtype == wide[name]:
             pull[name].add_(grad, alpha=factor)  # new memory would cost more than the arithmetic

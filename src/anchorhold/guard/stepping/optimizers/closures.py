@@ -49,6 +49,7 @@ class Beginnings:
         if type(optimizer).__module__.startswith("torch.optim."):
             return None
         left = self._left.get(optimizer, [])
+        # What the last step left in .grad, and nobody has written to since, is no gradient of this one.
         return Beginning(owned, fresh=not any(grad() is not None and grad()._version == seen for grad, seen in left))
 
     def look(self, optimizer: Optimizer, beginning: "Beginning | None") -> "Beginning | None":
