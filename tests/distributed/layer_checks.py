@@ -210,7 +210,8 @@ def layers_that_are_cut_up_may_zero_gradients_in_place(here):
     models = deep(), cut_up(init_device_mesh("cpu", (here.size,)))
     for model in models:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        guard = anchorhold.Guard(model, "L2", strength=1.0, implicit=False, group=distributed.group.WORLD)
+        options = anchorhold.GuardOptions(implicit=False, group=distributed.group.WORLD)
+        guard = anchorhold.Guard(model, "L2", strength=1.0, options=options)
         guard.attach(optimizer)
         for seed in range(4):
             optimizer.zero_grad(set_to_none=False)
