@@ -219,7 +219,7 @@ def layers_that_are_cut_up_may_zero_gradients_in_place(here):
             optimizer.step()
             if seed == 1:
                 guard.consolidate()
-        with pytest.raises(anchorhold.OrderError, match="called again without a new backward pass"):
+        with pytest.raises(anchorhold.errors.OrderError, match="called again without a new backward pass"):
             optimizer.step()
     for one, other in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(whole(other), one, rtol=1e-10, atol=1e-12)
