@@ -5,7 +5,7 @@ for all tasks (Huszár 2018, arXiv 1712.03847). The sum of the tasks' own penalt
 :math:`\theta_k`, has the same Q and another centre, the mean :math:`(\sum_k Q_k)^{-1}\sum_k Q_k\theta_k`. For the
 diagonal that is weight by weight :math:`(\Omega\theta^* + \omega\theta)/(\Omega + \omega)`, and it is the anchor. In
 other forms no mean is solved for, which would divide by what is nearly 0: the anchor stays the last solution, and
-the *tilt* r says how the sum leans there,
+the *linear term* r, minus half of the gradient of the sum there, is kept beside it,
 
 .. math:: \sum_k \langle\theta-\theta_k, Q_k(\theta-\theta_k)\rangle + 2\langle\theta-\theta_k, g_k\rangle
           = \langle D, Q(D)\rangle - 2\langle D, r\rangle + \text{const}, \qquad D = \theta - \theta^*, \quad

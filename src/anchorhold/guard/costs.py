@@ -35,7 +35,7 @@ class BlockCost:
     """In which form it is kept."""
     kept: int
     """Bytes that are kept from task to task: Q, its own coordinates where pulls after steps have to find them, the
-    anchor, and how the hold leans there, where it does. With ``sums="exact"`` Q is each task's own, as many as there
+    anchor, and the linear term there, if the hold has one. With ``sums="exact"`` Q is each task's own, as many as there
     are by now."""
     measuring: int
     """Bytes of sums while a task is measured, in the pass that has most of them; beside the samples' own. Of a measure
@@ -171,7 +171,7 @@ def chunks_of(core: Core, most: int | None) -> list[list[Block]]:
     if form.elementwise or len(blocks) < 2:
         raise ConfigurationError(
             f"within={most} with {core.state.driver} in the form {form.name!r}, which has no layers to be measured in "
-            "turns. Leave it out, or take a form of layers, such as form='rotated16'."
+            "chunks. Leave it out, or take a form of layers, such as form='rotated16'."
         )
     groups = form.coupled_blocks(blocks, core.state.driving.added_to)
     sizes = [sum(measuring_bytes(form, block, core.measured) for block in group) for group in groups]

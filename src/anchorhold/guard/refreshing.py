@@ -76,7 +76,7 @@ def refuse_another_shape(name: str, anchor: Tensor, parameter: Tensor) -> None:
     if anchor.shape != parameter.shape:
         raise ProtectError(
             f"{name!r} was consolidated with shape {tuple(anchor.shape)} and now has {tuple(parameter.shape)}. "
-            f"Restore it, or call forget({name!r}) to let go of what was learned there."
+            f"Restore it, or call forget({name!r}) to delete its importance."
         )
 
 

@@ -198,11 +198,11 @@ def checked_space(
             "adapters have one together there. Leave the hold out, or give options=GuardOptions(space='weights')."
         )
     others = {"anchor='mean'": anchor == "mean", "batch_norm='fold'": batch_norm == "fold", "implicit=True": implicit}
-    for said, asked in others.items():
+    for words, asked in others.items():
         if asked:
             raise ConfigurationError(
-                f"space='merged' with {said}: that is of parameters, and merged weights are products of them. Leave "
-                f"{said} out, or give options=GuardOptions(space='weights')."
+                f"space='merged' with {words}: that is of parameters, and merged weights are products of them. Leave "
+                f"{words} out, or give options=GuardOptions(space='weights')."
             )
     return "merged"
 

@@ -94,8 +94,8 @@ class Stability(Monitor):
             return f"or {adam}"
         core = self.core
         usual = may_be_implicit(core.state.driving.form, core.options.batch_norm, has_linear_term=core.has_linear_term)
-        said = "implicit=True, as it is by default with SGD" if usual else "implicit=True"
-        return f"{adam}, or Guard(..., {said}), whose pull cannot overshoot"
+        setting = "implicit=True, as it is by default with SGD" if usual else "implicit=True"
+        return f"{adam}, or Guard(..., {setting}), whose pull cannot overshoot"
 
 
 _MAY_BE_WHY = " That the strength is too much for SGD was told before, and may be why: then no batch is at fault."

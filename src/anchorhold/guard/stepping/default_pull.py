@@ -51,8 +51,8 @@ def why_explicit(core: Core, held: Owned) -> str:
             if blocks:
                 check_blocks(optimizer, form, blocks, owned)
     except OptimizerError as error:
-        said = str(error).removeprefix("implicit=True ").removeprefix(f"in the form {form.name!r} ")
-        return said.partition(":")[0].partition(";")[0]
+        reason = str(error).removeprefix("implicit=True ").removeprefix(f"in the form {form.name!r} ")
+        return reason.partition(":")[0].partition(";")[0]
     return ""
 
 
@@ -104,9 +104,9 @@ def _blocks(core: Core) -> list[tuple[str, ...]]:
 def give_up(state: GuardState, why: OptimizerError) -> None:
     """Let the hold join the gradient from now on, for good: it acted after steps by default, and this one is none."""
     state.implicit = Setting(False, "default")
-    said = str(why).removeprefix("implicit=True ").partition(". ")[0].removesuffix(".")
+    reason = str(why).removeprefix("implicit=True ").partition(". ")[0].removesuffix(".")
     warn(
-        f"The hold has acted after each step, as it does by default with SGD, and cannot any more {said}. From this "
+        f"The hold has acted after each step, as it does by default with SGD, and cannot any more {reason}. From this "
         "step on it joins the gradient, as with implicit=False: a strength that SGD bears so may be far smaller."
     )
 

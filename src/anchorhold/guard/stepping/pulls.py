@@ -94,6 +94,7 @@ def _task_gradients(moving: Moving) -> dict[str, Tensor]:
 def _asked(core: Core, hold: Hold, moving: Moving) -> dict[str, Tensor]:
     """Return a hold's gradient on this process, or refuse what is none."""
     owned = _with_their_blocks(core, moving.owned) if isinstance(hold, Quadratic) else moving.owned
+    # The hooks run under no_grad; only a hold that runs the model goes backward through it.
     with torch.set_grad_enabled(hold.runs_model), moving.calls.paused():
         added = hold.gradient(_held(core, owned, moving))
     known = core.runtime.parameters.keys() | moving.trained.keys()
@@ -112,6 +113,7 @@ def _in_its_place(pull: dict[str, Tensor], share: float, moving: Moving) -> dict
     for name, parameter in moving.trained.items():
         if parameter.grad is None:
             continue
+        # The loss scale is in the gradient, and comes to the pull when it is added: until then both are without.
         grad, factor = parameter.grad, -share / moving.factor
         if name in pull and apart and grad.dtype == pull[name].dtype == wide[name]:
             pull[name].add_(grad, alpha=factor)  # new memory would cost more than the arithmetic
@@ -148,6 +150,7 @@ def _mean_over_ranks(core: Core, hold: Hold, moving: Moving, whole: Mapping[str,
     dtype = max((running_dtype(p) for p in whole.values()), key=lambda dtype: dtype.itemsize)
     parts = [pull[name] if name in pull else torch.zeros_like(p) for name, p in whole.items()]
     flat = torch.cat([part.to(device, dtype).reshape(-1) for part in parts])
+    # In the same sum: which gradients this rank has, and whether its hold has failed.
     found = flat.new_tensor([float(name in pull) for name in whole] + [float(failure is not None)])
     total = core.runtime.ranks.add_up(torch.cat([flat, found]))
     flat, (*present, failed) = total[: flat.numel()] / core.runtime.ranks.size, total[flat.numel() :].tolist()

@@ -127,6 +127,7 @@ class Update:
         """Let measures see Δ, and let holds act that act after the step."""
         core = self.core
         for bundle in bundles:
+            # Before put_back(), which forgets what was handed.
             grads = (bundle.gradient, bundle.independent, *bundle.own, *bundle.handed)
             bundle.put_back()
             # No optimizer moves a parameter without a gradient.
@@ -195,6 +196,7 @@ class Update:
             if "before" in piece:
                 piece["before"].copy_(piece["theta"])
             if looks:
+                # In the same pass over memory as the rest: a NaN shows in the sum.
                 sums += [piece[name].sum() for name in ("g", "g_ind") if name in piece]
             if is_held:
                 theta, omega, anchor = piece["theta"], piece["omega"], piece["anchor"]
