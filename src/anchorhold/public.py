@@ -19,6 +19,7 @@ from anchorhold.errors import (
     StateError,
     StoreError,
 )
+from anchorhold.evaluation import forgetting
 from anchorhold.forms import Dense, Diagonal, Form, Kronecker, Kronecker16, LowRank, Rotated, Rotated16, register_form
 from anchorhold.guard import Guard, TaskImportance, averaged_weights
 from anchorhold.holds import (
@@ -136,6 +137,7 @@ __all__ = [
     "WeightMeasure",
     "averaged_weights",
     "choose_share",
+    "forgetting",
     "k_center",
     "mean_field",
     "measure",
