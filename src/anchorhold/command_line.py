@@ -156,7 +156,12 @@ def _add_text(group: Any) -> None:
     )
     add("--context", type=int, metavar="N", help="tokens that are read at once (default: all the models read, or 2048)")
     add("--start", type=int, metavar="TOKEN", help="the token in front of every text (default: the model's own)")
-    add("--base", metavar="FOLDER", type=Path, help="what adapters were trained on (default: what they name, or BEFORE)")
+    add(
+        "--base",
+        metavar="FOLDER",
+        type=Path,
+        help="what adapters were trained on (default: what they name, else BEFORE)",
+    )
     add("--device", help="cpu, cuda or cuda:1 (default: a GPU if there is one)")
 
 
@@ -179,8 +184,8 @@ def _add_forgetting(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         metavar="FILE",
         nargs="+",
         type=Path,
-        help="files or folders of what was to be learned, as for --text; with several models, they are compared by what "
-        "each gained and lost",
+        help="files or folders of what was to be learned, as for --text; several models are then compared by what each "
+        "gained and lost",
     )
     add("--dtype", help=f"to measure in: {', '.join(_DTYPES)} (default: float32 on a CPU, the files' own on a GPU)")
     add("--json", metavar="PATH", help="write all numbers there; - for stdout, in place of the table")
@@ -196,10 +201,10 @@ def _merge(asked: argparse.Namespace) -> None:
 
     if asked.until_kl is not None and (asked.share or len(asked.after) > 1):
         given = "--share" if asked.share else "several models AFTER"
-        raise ConfigurationError(f"--until-kl finds the share of one model AFTER, and {given} is given too. Leave one out.")
+        raise ConfigurationError(f"--until-kl finds the share of one model AFTER; {given} is too much. Leave one out.")
     shares, beside = asked.share or [0.5], {}
     try:
-        write, by = (_adapters_writer if is_adapter(asked.before) else _models_writer)(asked, shares)
+        write, by = (_adapters_writer if is_adapter(asked.before) else _models_writer)(asked)
         if asked.until_kl is None:
             write(shares if len(asked.after) > 1 or len(shares) > 1 else shares[0], asked.out)
         else:
@@ -218,7 +223,7 @@ def _merge(asked: argparse.Namespace) -> None:
     sys.stdout.write(f"{asked.out}\n")
 
 
-def _models_writer(asked: argparse.Namespace, shares: Sequence[float]) -> tuple[Callable[[Any, Path], object], str]:
+def _models_writer(asked: argparse.Namespace) -> tuple[Callable[[Any, Path], object], str]:
     """Return what writes the merge of models at a share, and by what they are merged."""
     import torch  # noqa: PLC0415 (it takes seconds)
 
@@ -236,9 +241,9 @@ def _models_writer(asked: argparse.Namespace, shares: Sequence[float]) -> tuple[
     return lambda share, out: merging.at(share, out=out), merging.said
 
 
-def _adapters_writer(asked: argparse.Namespace, shares: Sequence[float]) -> tuple[Callable[[Any, Path], object], str]:
+def _adapters_writer(asked: argparse.Namespace) -> tuple[Callable[[Any, Path], object], str]:
     """Return what writes the average of two adapters, and what that is."""
-    if asked.by or len(asked.after) > 1 or len(shares) > 1:
+    if asked.by or len(asked.after) > 1 or len(asked.share or ()) > 1:
         raise ConfigurationError(
             f"{str(asked.before)!r} is an adapter: two of them are averaged with one share, and without guards. To "
             "merge the weights that adapters stand for, give their base model first."
@@ -246,7 +251,7 @@ def _adapters_writer(asked: argparse.Namespace, shares: Sequence[float]) -> tupl
     from anchorhold.merging import LoraAdapter, merge_adapters  # noqa: PLC0415 (it loads torch)
 
     first, second = LoraAdapter.read(asked.before), LoraAdapter.read(asked.after[0])
-    rank = merge_adapters(first, second, shares[0]).config["r"]
+    rank = merge_adapters(first, second).config["r"]
     said = f"the average of two adapters, in one of rank {rank}"
     return lambda share, out: merge_adapters(first, second, share, out=out), said
 
@@ -320,7 +325,7 @@ def _show(asked: argparse.Namespace, report: Any) -> None:
 
 @contextlib.contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """Give a function that shows progress on stderr: one line that changes, or, in a file, a line for each thing done."""
+    """Give a function that shows progress on stderr: a line that changes, or, in a file, one for each thing done."""
     if quiet:
         yield None
         return

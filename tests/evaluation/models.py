@@ -12,7 +12,9 @@ TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] | trim }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-WORDS = "the quick brown fox jumps over a lazy dog while übermäßig viele Zwölfboxkämpfer Eva über den Sylter Deich jagen "
+WORDS = (
+    "the quick brown fox jumps over a lazy dog while übermäßig viele Zwölfboxkämpfer Eva über den Sylter Deich jagen "
+)
 
 
 def tokenizer(vocabulary=280, template=None):

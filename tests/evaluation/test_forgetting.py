@@ -125,7 +125,9 @@ def test_prompts_are_read_and_not_scored(folders, tmp_path):
         {"prompt": [{"role": "user", "content": "who"}], "completion": [{"role": "assistant", "content": "Eva"}]},
     ]
     (tmp_path / "rows.jsonl").write_text("\n\n".join(map(json.dumps, rows)) + "\n")
-    with pytest.warns(UserWarning, match=r"1 of 5 documents are empty and left out, the first one .*rows.jsonl, line 5"):
+    with pytest.warns(
+        UserWarning, match=r"1 of 5 documents are empty and left out, the first one .*rows.jsonl, line 5"
+    ):
         report = forgetting(folders / "before", folders / "after", data=tmp_path / "rows.jsonl", **EXACT)
     found = {row.kind: row for row in report.rows}
     assert list(found) == ["short", "long", "rows.jsonl", "mean of kinds"]
@@ -184,7 +186,8 @@ def test_an_adapter_is_the_weights_that_it_stands_for(folders, tmp_path, texts):
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     config["base_model_name_or_path"] = "somebody/something"
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
-    peft.PeftModel.from_pretrained(llama(), tmp_path / "adapter").merge_and_unload().save_pretrained(tmp_path / "merged")
+    again = peft.PeftModel.from_pretrained(llama(), tmp_path / "adapter")
+    again.merge_and_unload().save_pretrained(tmp_path / "merged")
     folder, merged = (
         forgetting(folders / "before", tmp_path / name, texts, **EXACT).rows[0] for name in ("adapter", "merged")
     )
@@ -202,9 +205,7 @@ def test_an_adapter_is_the_weights_that_it_stands_for(folders, tmp_path, texts):
 
 
 def test_own_text_is_scored_as_it_was_written(folders, tmp_path):
-    report = forgetting(
-        folders / "before", folders / "after", own_text=tmp_path / "own", pieces=6, length=12, **EXACT
-    )
+    report = forgetting(folders / "before", folders / "after", own_text=tmp_path / "own", pieces=6, length=12, **EXACT)
     text = OwnText.load(tmp_path / "own", tokenizer())
     before, after = llama(), moved(llama())
     sums = [brute(before, after, piece.tokens.tolist(), piece.begun) for piece in text.pieces]
@@ -322,7 +323,12 @@ def test_what_else_is_refused(folders, tmp_path, texts):
         ((before, after, texts), {"start": 280}, ConfigurationError, "start 280: expected the number of a token"),
         ((before, after, texts), {"device": "gpu"}, ConfigurationError, "device='gpu': expected cpu"),
         ((before, after, texts), {"dtype": "float32"}, ConfigurationError, "dtype='float32': expected a floating"),
-        ((before, after, {"a": "text"}), {}, ConfigurationError, r"text\['a'\] is of type str; expected a list of texts"),
+        (
+            (before, after, {"a": "text"}),
+            {},
+            ConfigurationError,
+            r"text\['a'\] is of type str; expected a list of texts",
+        ),
         ((before, after), {"own_text": False}, ConfigurationError, "Nothing to measure on"),
     ]
     for arguments, settings, kind, said in cases:
@@ -345,7 +351,7 @@ def test_models_that_are_not_whole(folders, tmp_path, texts):
         forgetting(folders / "before", tmp_path / "thick", texts)
     model.model.layers[0].mlp.up_proj.weight.data[0, 0] = torch.nan
     saved(tmp_path / "diverged", model, words)
-    with pytest.raises(NotFiniteError, match="loss of diverged on .* is nan"):
+    with pytest.raises(NotFiniteError, match=r"loss of diverged on .* is nan"):
         forgetting(folders / "before", tmp_path / "diverged", texts)
     torch.manual_seed(0)
     masked = BertLMHeadModel(
@@ -354,9 +360,9 @@ def test_models_that_are_not_whole(folders, tmp_path, texts):
     saved(tmp_path / "masked", masked, words)
     with pytest.raises(ModelError, match="looks ahead"):
         forgetting(folders / "before", tmp_path / "masked", texts)
+    saved(tmp_path / "plain", llama(), words)
+    chat = [{"messages": [{"role": "assistant", "content": "a"}]}]
     with pytest.raises(ConfigurationError, match="chat template cannot be applied"):
-        saved(tmp_path / "plain", llama(), words)
-        chat = [{"messages": [{"role": "assistant", "content": "a"}]}]
         forgetting(tmp_path / "plain", folders / "after", {"chats": chat})
 
 

@@ -3,4 +3,4 @@
 from anchorhold.evaluation.measure_forgetting import ForgettingInterrupted, forgetting
 from anchorhold.evaluation.report import Estimate, Forgotten, Row
 
-__all__ = ["Estimate", "Forgotten", "ForgettingInterrupted", "Row", "forgetting"]
+__all__ = ["Estimate", "ForgettingInterrupted", "Forgotten", "Row", "forgetting"]

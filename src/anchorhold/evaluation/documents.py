@@ -100,7 +100,8 @@ def _read(path: Path, kind: str, separator: str | None, *, rows: bool) -> Iterat
         yield from _rows(path, kind)
     else:
         text = _decoded(path)
-        parts = [text] if separator is None else text.split(separator)
+        # Nothing lies after a last separator, nor between two that follow each other.
+        parts = [text] if separator is None else [part for part in text.split(separator) if part] or [""]
         for number, part in enumerate(parts, start=1):
             yield Document(kind, str(path) if len(parts) == 1 else f"{path}, part {number}", part)
 
@@ -181,7 +182,7 @@ def _chat(messages: Any, kind: str, place: str) -> Document:
 
 
 def _string(row: Mapping[str, Any], key: str, place: str) -> str:
-    found = row[key] if key in row else None
+    found = row.get(key)
     if not isinstance(found, str):
         raise DataError(f"{place}: {key!r} is {_type(found)}; expected a text.")
     try:

@@ -106,7 +106,7 @@ def forgetting(
         new=read_documents(new, option="new", separator=separator),
         context=None if context is None else whole_number("context", context, "a whole number, 2 or more", least=2),
         start=start,
-        progress=progress or (lambda what, done, wanted: None),
+        progress=progress or _no_progress,
     )
     pieces = whole_number("pieces", pieces, "a whole number of at least 1", least=1)
     length = whole_number("length", length, "a whole number of at least 1", least=1)
@@ -254,7 +254,7 @@ class _Report:
         old: list[Encoded],
         new: list[Encoded],
         context: int,
-        alike: bool,  # noqa: FBT001
+        alike: bool,
     ) -> Row:
         before, kl = self._before, None
         count, count_after = (column([each.scored for each in own]) for own in (old, new))
@@ -430,6 +430,10 @@ def _start_of(reader: Reader, asked: _Asked) -> int | None:
     except ConfigurationError:
         return None
     return start
+
+
+def _no_progress(_what: str, _done: int, _wanted: int) -> None:
+    """Show nothing."""
 
 
 def _device(given: torch.device | str | None) -> torch.device:

@@ -37,8 +37,7 @@ def picture(report: Forgotten) -> str:
     width = left + _PLOT + 30 + (_PLOT + 90 if points else 0)
     total = max(top + height + _BOTTOM, top + 260 + _BOTTOM if points else 0)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{total:.0f}" '
-        f'viewBox="0 0 {width:.0f} {total:.0f}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{total:.0f}" font-family="sans-serif">',
         f'<rect width="{width:.0f}" height="{total:.0f}" fill="white"/>',
         _text(16, 24, f"What changed from {report.before}", size=15),
         _text(16, 42, f"Loss after less loss before, {unit}; lines: two standard errors either way", colour=_GREY),
@@ -70,7 +69,10 @@ def _changes(
 
     parts = []
     for tick in ticks:
-        parts += [_line(x(tick), top, x(tick), top + height, _LIGHT), _text(x(tick), top + height + 16, _said(tick), "middle")]
+        parts += [
+            _line(x(tick), top, x(tick), top + height, _LIGHT),
+            _text(x(tick), top + height + 16, _said(tick), "middle"),
+        ]
     parts.append(_line(x(0), top - 4, x(0), top + height, "black"))
     parts.append(_text(x(0) - 8, top + height + 36, "← learned", "end", _GREY))
     parts.append(_text(x(0) + 8, top + height + 36, "forgotten →", "start", _GREY))

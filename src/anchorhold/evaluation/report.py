@@ -240,7 +240,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
     cells = [("", *_COLUMNS)]
     before = None
     for row in rows:
-        if row.part != before and row.part != row.kind:
+        if row.part not in {before, row.kind}:
             cells.append((f"{row.part}:", *[""] * len(_COLUMNS)))
         before = row.part
         name = row.kind if row.part == row.kind else f"  {row.kind}"

@@ -45,7 +45,8 @@ def largest_share(kl_at: Callable[[float], float], limit: float, tries: int = 8)
 
     Near 0 the KL is a quadratic of the share c, so :math:`\sqrt{KL}` is nearly a line: each try is where the line
     through the ends of the interval meets the limit, and after half of the tries the middle, as in bisection, which
-    ends any other shape too. It stops at a share with 0.95 to 1 times the limit. The KL is taken to rise with the share.
+    ends any other shape too. It stops at a share with 0.95 to 1 times the limit, or where four decimals do
+    not tell shares apart. The KL is taken to rise with the share.
 
     Args:
         kl_at: measures a share.
@@ -62,7 +63,7 @@ def largest_share(kl_at: Callable[[float], float], limit: float, tries: int = 8)
         ends = [(share, math.sqrt(kl)) for share, kl in (low, high)]
         part = (aim - ends[0][1]) / (ends[1][1] - ends[0][1])
         middle = len(tried) > tries // 2 or not 0 < part < 1
-        share = round(low[0] + (0.5 if middle else part) * (high[0] - low[0]), 6)
+        share = round(low[0] + (0.5 if middle else part) * (high[0] - low[0]), 4)
         if share in (low[0], high[0]):
             break
         tried.append((share, kl_at(share)))
@@ -113,7 +114,7 @@ def merge_until_kl(
             own_text = kept / "own-text"  # written for the first share, and read for the others
 
         def kl_at(share: float) -> float:
-            folder = kept / f"{share:.6f}"
+            folder = kept / f"{share:.4f}"
             write(share, folder)
             report = forgetting(
                 before, {f"share {share:.4g}": folder}, text, data=data, own_text=own_text, progress=progress, **how
@@ -135,5 +136,5 @@ def merge_until_kl(
                 f"At every share that was tried more than {limit:g} nats a token are lost, {least[1]:.4g} at "
                 f"{least[0]:.4g}, so nothing was written. Allow more, or keep the model before."
             )
-        (kept / f"{found.share:.6f}").rename(target)
+        (kept / f"{found.share:.4f}").rename(target)
     return found

@@ -84,8 +84,8 @@ def _encoded(document: Document, tokenizer: Any, start: int | None, vocabulary: 
     if document.messages is None:
         if start is None:
             raise ConfigurationError(
-                f"Neither the model nor its tokenizer names a token that texts begin or end with, so the first token of "
-                f"{document.place} would be predicted from nothing. Give start=, --start in a shell: the number of a "
+                f"Neither the model nor its tokenizer names a token that texts begin or end with, so the first token "
+                f"of {document.place} would be predicted from nothing. Give start=, --start in a shell: the number of a "
                 "token, such as that of a new line."
             )
         # Some texts have it in them, as chats do that a template was applied to.
@@ -99,8 +99,8 @@ def _encoded(document: Document, tokenizer: Any, start: int | None, vocabulary: 
         )
     if max(tokens) >= vocabulary:
         raise ConfigurationError(
-            f"{document.place}: the tokenizer gives the token {max(tokens)}, and the model knows {vocabulary}. Give the "
-            "model's own tokenizer, or resize its embedding to the tokenizer's length."
+            f"{document.place}: the tokenizer gives the token {max(tokens)}, and the model knows {vocabulary}. Give "
+            "the model's own tokenizer, or resize its embedding to the tokenizer's length."
         )
     return Encoded(document.kind, document.place, torch.tensor(tokens), first, len(text.encode()))
 
