@@ -237,7 +237,7 @@ class Forgotten:
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
-    cells = [("", *_COLUMNS)]
+    cells: list[tuple[str, ...]] = [("", *_COLUMNS)]
     before = None
     for row in rows:
         if row.part not in {before, row.kind}:

@@ -85,8 +85,8 @@ def _encoded(document: Document, tokenizer: Any, start: int | None, vocabulary: 
         if start is None:
             raise ConfigurationError(
                 f"Neither the model nor its tokenizer names a token that texts begin or end with, so the first token "
-                f"of {document.place} would be predicted from nothing. Give start=, --start in a shell: the number of a "
-                "token, such as that of a new line."
+                f"of {document.place} would be predicted from nothing. Give start=, --start in a shell: the number of "
+                "a token, such as that of a new line."
             )
         # Some texts have it in them, as chats do that a template was applied to.
         if tokens[:1] != [start]:
