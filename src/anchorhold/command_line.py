@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import anchorhold
-from anchorhold.errors import AnchorholdError, ConfigurationError, StoreError
+from anchorhold.errors import AnchorholdError, ConfigurationError, ModelError, StoreError
 
 DONE, USAGE, STORE, INTERRUPTED = 0, 2, 4, 130
 _MEANINGS = (
@@ -25,6 +25,8 @@ _DAMPING = 0.1
 """As :mod:`anchorhold.merging.between` has it, which loads torch."""
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _NO_GUARD = "-"
+_TEXT = ("text", "data", "own_text", "pieces", "length", "separator", "context", "start", "base", "device")
+"""The options that say on what text models are compared."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -202,7 +204,14 @@ def _merge(asked: argparse.Namespace) -> None:
     if asked.until_kl is not None and (asked.share or len(asked.after) > 1):
         given = "--share" if asked.share else "several models AFTER"
         raise ConfigurationError(f"--until-kl finds the share of one model AFTER; {given} is too much. Leave one out.")
-    shares, beside = asked.share or [0.5], {}
+    if asked.until_kl is None and (strange := [name for name in _TEXT if getattr(asked, name) is not None]):
+        raise ConfigurationError(
+            f"--{strange[0].replace('_', '-')} says on what --until-kl measures, which is not given. Give both or none."
+        )
+    if asked.own_text is not None and (asked.text or asked.data):
+        raise ConfigurationError("--until-kl goes by one text: --own-text, or --text and --data. Leave one out.")
+    shares: Sequence[float] = asked.share or [0.5]
+    beside: dict[str, Any] = {}
     try:
         write, by = (_adapters_writer if is_adapter(asked.before) else _models_writer)(asked)
         if asked.until_kl is None:
@@ -270,8 +279,7 @@ def _until_kl(asked: argparse.Namespace, write: Callable[[Any, Path], object]) -
 
 def _text(asked: argparse.Namespace) -> dict[str, Any]:
     """Return what was asked for by :func:`_add_text`, as arguments; what was not given is left to the defaults."""
-    names = ("text", "data", "own_text", "pieces", "length", "separator", "context", "start", "base", "device")
-    given = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
+    given = {name: getattr(asked, name) for name in _TEXT if getattr(asked, name) is not None}
     if "separator" in given:
         given["separator"] = given["separator"].replace(r"\n", "\n").replace(r"\t", "\t")
         if not given["separator"]:
@@ -305,6 +313,8 @@ def _forgetting(asked: argparse.Namespace) -> None:
         _show(asked, interrupted.report)
         raise
     _show(asked, report)
+    if not report.complete:
+        raise ModelError("Not all models could be measured; the notes below the table say why.")
 
 
 def _show(asked: argparse.Namespace, report: Any) -> None:
@@ -350,10 +360,13 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None
 
 @contextlib.contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Print the warnings of a command as lines on stderr, when they come."""
+    """Print the warnings of a command as lines on stderr, when they come, and each once."""
+    shown: set[str] = set()
 
     def show(message: Warning | str, *_where: Any, **_file: Any) -> None:
-        sys.stderr.write(f"warning: {message}\n")
+        if str(message) not in shown:
+            shown.add(str(message))
+            sys.stderr.write(f"warning: {message}\n")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")

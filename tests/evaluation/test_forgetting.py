@@ -353,6 +353,9 @@ def test_models_that_are_not_whole(folders, tmp_path, texts):
     saved(tmp_path / "diverged", model, words)
     with pytest.raises(NotFiniteError, match=r"loss of diverged on .* is nan"):
         forgetting(folders / "before", tmp_path / "diverged", texts)
+    both = forgetting(folders / "before", [folders / "after", tmp_path / "diverged"], texts)
+    assert {row.model for row in both.rows} == {"after"} and not both.complete
+    assert "diverged was not measured whole. The loss of diverged on" in str(both)
     torch.manual_seed(0)
     masked = BertLMHeadModel(
         BertConfig(vocab_size=280, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)

@@ -94,6 +94,11 @@ def test_the_models_own_text_where_no_other_is_given(call, folders, tmp_path):
         (("merge", "{}/before", "{}/near", "{}/far", "-o", "{}/m", "--until-kl", 1), USAGE, "several models AFTER"),
         (("merge", "{}/before", "{}/near", "-o", "{}/m", "--until-kl", -1), USAGE, "a number of nats a token above 0"),
         (("merge", "{}/before", "{}/near", "-o", "{}/far", "--until-kl", 1), USAGE, "not replaced"),
+        (("merge", "{}/before", "{}/near", "-o", "{}/m", "--own-text", "a"), USAGE, "--own-text says on what"),
+        (
+            ("merge", "{}/before", "{}/near", "-o", "{}/m", "--until-kl", 1, "--own-text", "a", "-t", "{}/old.txt"),
+            *(USAGE, "goes by one text"),
+        ),
     ],
 )
 def test_mistakes(call, folders, arguments, code, said):
@@ -127,6 +132,16 @@ def test_ctrl_c_shows_what_was_measured(call, folders, tmp_path, monkeypatch):
     assert shown.exit_code == INTERRUPTED and shown.stderr.endswith("Interrupted.\n")
     assert "before → near" in shown.stdout and "Measured were near: old.txt; the rest is missing" in shown.stdout
     assert json.loads((tmp_path / "a.json").read_text())["complete"] is False
+
+
+def test_a_model_that_fails_leaves_the_others(call, folders, tmp_path):
+    torch.manual_seed(0)
+    broken = llama()
+    broken.model.norm.weight.data[0] = torch.inf
+    saved(tmp_path / "broken", broken, tokenizer())
+    shown = call("forgetting", folders / "before", folders / "near", tmp_path / "broken", "-t", folders / "old.txt")
+    assert shown.exit_code == USAGE and "before → near" in shown.stdout and "Note: broken was not" in shown.stdout
+    assert shown.stderr.endswith("error: Not all models could be measured; the notes below the table say why.\n")
 
 
 def test_a_merge_until_some_kl(call, folders, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from anchorhold.engine.isolation import evaluation_mode
-from anchorhold.errors import ConfigurationError, DataError, warn
+from anchorhold.errors import AnchorholdError, ConfigurationError, DataError, warn
 from anchorhold.evaluation.documents import Document, Texts, read_documents
 from anchorhold.evaluation.folders import Loading, check_folder, load_model, load_tokenizer
 from anchorhold.evaluation.report import Forgotten, Part, Row, column, mean_row, row_of
@@ -93,8 +93,9 @@ def forgetting(
         dtype: in which type; by default float32 on a CPU and the files' own on a GPU.
         progress: called as ``progress(what, done, wanted)``.
 
-    Raise DataError for text that cannot be scored, ConfigurationError for folders and settings, ModelError for models
-    that cannot be loaded or are no causal language models, and ForgettingInterrupted, a KeyboardInterrupt with the
+    Raise DataError for text that cannot be scored, ConfigurationError for folders and settings, and ModelError for
+    models that cannot be loaded or are no causal language models; of several models after, those that fail are left out
+    of the report, whose notes say why, unless all fail. Raise ForgettingInterrupted, a KeyboardInterrupt with the
     ``report`` so far, on Ctrl-C.
     """
     labels = _labelled(before, after)
@@ -121,17 +122,21 @@ def forgetting(
     with first.evaluated():
         reader = first.reader(start)
         own = _own_documents(own_text, first, reader, asked, pieces, length)
-        report = _Report(reader, asked, own, loading)
+        report = _Report(reader, asked, own)
         try:
             for name, model in labels[1:]:
                 # One model after is in memory at a time.
-                opened = _Opened("after", name, model, loading, first.path, reader.tokenizer)
-                with opened.evaluated():
-                    report.add(opened.reader(start))
-                del opened
+                try:
+                    opened = _Opened("after", name, model, loading, first.path, reader.tokenizer)
+                    with opened.evaluated():
+                        report.add(opened.reader(start))
+                    del opened
+                except AnchorholdError as error:
+                    # One checkpoint that has diverged does not cost what was measured of the others.
+                    report.leave_out(name, error)
         except KeyboardInterrupt as interruption:
-            raise ForgettingInterrupted(report.made(labels, complete=False)) from interruption
-    return report.made(labels, complete=True)
+            raise ForgettingInterrupted(report.made(labels, interrupted=True)) from interruption
+    return report.made(labels, interrupted=False)
 
 
 @dataclass
@@ -189,14 +194,14 @@ class _Own:
 class _Report:
     """Scores one model after another, and gathers rows."""
 
-    def __init__(self, before: Reader, asked: _Asked, own: _Own, loading: Loading) -> None:
+    def __init__(self, before: Reader, asked: _Asked, own: _Own) -> None:
         self._before = before
         self._asked = asked
         self._own = own
         self._rows: list[Row] = []
         self._notes: list[str] = []
         self._contexts: dict[str, int] = {}
-        self._loading = loading
+        self._errors: dict[str, AnchorholdError] = {}
         self._start = _start_of(before, asked)
         documents = [*asked.text, *asked.new]
         if documents and before.tokenizer is None:
@@ -316,8 +321,16 @@ class _Report:
                 "are too few."
             )
 
-    def made(self, labels: Sequence[tuple[str, Given]], *, complete: bool) -> Forgotten:
-        """Return the report of what was measured so far."""
+    def leave_out(self, name: str, error: AnchorholdError) -> None:
+        """Note that a model could not be measured."""
+        self._errors[name] = error
+        self._notes.append(f"{name} was not measured whole. {error}")
+
+    def made(self, labels: Sequence[tuple[str, Given]], *, interrupted: bool) -> Forgotten:
+        """Return the report of what was measured so far; raise the first model's error if all failed."""
+        names = tuple(name for name, _ in labels[1:])
+        if len(self._errors) == len(names):
+            raise next(iter(self._errors.values()))
         parameter = next(self._before.model.parameters(), None)
         settings = {
             "context": self._contexts,
@@ -332,10 +345,10 @@ class _Report:
                 f"{', '.join(alone)}: one document, so there is no standard error. Give folders of files, JSONL, or "
                 "separator=, --separator in a shell."
             )
-        if not complete:
+        if interrupted:
             measured = ", ".join(dict.fromkeys(f"{row.model}: {row.kind}" for row in self._rows)) or "nothing"
             notes.append(f"Interrupted. Measured were {measured}; the rest is missing.")
-        names = tuple(name for name, _ in labels[1:])
+        complete = not interrupted and not self._errors
         return Forgotten(labels[0][0], names, tuple(self._rows), settings, tuple(notes), complete)
 
 

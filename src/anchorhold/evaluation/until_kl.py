@@ -80,7 +80,7 @@ def merge_until_kl(
     write: Callable[[float, Path], object],
     out: str | os.PathLike[str],
     data: Texts | None = None,
-    own_text: "OwnText | str | os.PathLike[str] | None" = None,
+    own_text: "OwnText | str | os.PathLike[str] | bool | None" = None,
     tries: int = 8,
     progress: Progress | None = None,
     **how: Any,
@@ -95,7 +95,7 @@ def merge_until_kl(
         write: writes the merge at a share to a folder.
         out: where the result goes; nothing is there before it is found.
         data: as of :func:`anchorhold.forgetting`.
-        own_text: as there.
+        own_text: as there, where no other text is given.
         tries: how many shares are measured at most, 2 or more.
         progress: as there.
         how: further settings of :func:`anchorhold.forgetting`.
@@ -110,7 +110,9 @@ def merge_until_kl(
     refuse_existing(target)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as aside:
         kept = Path(aside)
-        if text is None and data is None and own_text is None:
+        if text is not None or data is not None:
+            own_text = False
+        elif own_text is None:
             own_text = kept / "own-text"  # written for the first share, and read for the others
 
         def kl_at(share: float) -> float:

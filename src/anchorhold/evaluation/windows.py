@@ -81,7 +81,7 @@ def _encoded(document: Document, tokenizer: Any, start: int | None, vocabulary: 
     if tokens[: len(head)] != head:
         tokens = head + _tokens(tokenizer, text)
     first = len(head)
-    if document.messages is None:
+    if document.messages is None or first == 0:
         if start is None:
             raise ConfigurationError(
                 f"Neither the model nor its tokenizer names a token that texts begin or end with, so the first token "
