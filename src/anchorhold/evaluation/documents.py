@@ -77,8 +77,10 @@ def _checked_path(given: object, option: str) -> Path:
         )
     path = Path(given).expanduser()
     if not path.exists():
-        texts = " To score a text itself, give {'a name': ['the text']}." if option.isidentifier() else ""
-        raise DataError(f"There is no file or folder {str(path)[:200]!r} ({option}). Give one that is there.{texts}")
+        raise DataError(
+            f"There is no file or folder {str(path)[:200]!r} ({option}). Give one that is there; in Python, a text "
+            "itself is given as {'a name': ['the text']}."
+        )
     return path
 
 
