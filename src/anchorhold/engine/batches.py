@@ -37,6 +37,8 @@ class Batch:
 
     def __getitem__(self, part: slice) -> "Batch":
         start, stop, _ = part.indices(self.size)
+        if (start, stop) == (0, self.size):
+            return self
         return self._select(lambda tensor: tensor[start:stop], stop - start)
 
     def rows(self, chosen: Tensor) -> "Batch":

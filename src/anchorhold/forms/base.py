@@ -141,8 +141,9 @@ class Matrix(ABC):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Return the same matrix with a function applied to each of its tensors."""
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "block"}
-        return dataclasses.replace(self, **{name: _mapped(value, change) for name, value in own.items()})
+        names = [field.name for field in dataclasses.fields(self)]
+        changed = {name: _mapped(getattr(self, name), change) for name in names if name != "block"}
+        return dataclasses.replace(self, **changed)
 
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Self:
         """Return Q on a device and in a dtype; the same object if it is there already."""
@@ -153,8 +154,10 @@ class Matrix(ABC):
                 tensor = tensor.to(device, non_blocking=device.type != "cpu")
             return tensor if dtype is None else tensor.to(dtype)
 
-        there = (device in (None, tensor.device) and dtype in (None, tensor.dtype) for tensor in self.state().values())
-        return self if all(there) else self.map(moved)
+        for tensor in self.state().values():
+            if device not in (None, tensor.device) or dtype not in (None, tensor.dtype):
+                return self.map(moved)
+        return self
 
     def to_compute(self, d: Displacement) -> "Matrix":
         """Return Q on D's device, in the dtype in which Q(D) is computed; it may be stored elsewhere, in fewer bits."""

@@ -13,7 +13,7 @@ from anchorhold.guard.core import Runtime
 from anchorhold.guard.distributed.all_batches import EveryonesBatches
 from anchorhold.guard.distributed.gathering import is_cut_up, refuse_another_model
 from anchorhold.guard.distributed.ranks import ALONE, Ranks, is_one_of_several
-from anchorhold.guard.monitor import Monitor
+from anchorhold.guard.monitor import Monitor, overriding
 from anchorhold.guard.task_classes import Classes, together
 from anchorhold.retention.sample_marks import SampleMarks
 from anchorhold.tensors.sharding import added_up_part, is_sharded
@@ -150,7 +150,7 @@ def look_at_classes(monitors: Sequence[Monitor], classes: Classes, collectors: I
     """Let monitors look at the labels that were read."""
     found = [collector.classes for collector in collectors]
     outputs = None if None in found else min((count for count in found if count is not None), default=None)
-    for monitor in monitors:
+    for monitor in overriding(monitors, "at_labels"):
         monitor.at_labels(classes, outputs)
 
 

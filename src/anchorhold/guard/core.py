@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from torch import Tensor, nn
@@ -39,7 +38,14 @@ from anchorhold.retention.controller import Control
 from anchorhold.retention.sample_marks import SampleMarks
 from anchorhold.settings import plain
 from anchorhold.tensors.names import named_modules, named_parameters
-from anchorhold.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, refuse_partitioned
+from anchorhold.tensors.sharding import (
+    is_sharded,
+    like_parameter,
+    local,
+    refuse_flattened,
+    refuse_partitioned,
+    sharded_among,
+)
 from anchorhold.tensors.storage import Storage
 
 if TYPE_CHECKING:
@@ -301,13 +307,15 @@ class Core:
         self._norms: tuple[int, dict[str, BatchNorm]] | None = None
         self._folding: tuple[int, Folding] | None = None
         self._merged: tuple[int, MergedSpace] | None = None
+        self._blocks: tuple[Mapping[str, Tensor], int, Form, list[Block]] | None = None
 
     def choose_gathering(self) -> None:
         """Find out what is gathered at once of a sharded model, which all processes have to ask together."""
-        if any(is_sharded(parameter) for parameter in self.runtime.model.parameters()):
-            self.runtime.measuring_ranks.refuse_unless_equal(
-                {"gather": self.options.gather}
-            )  # or each would wait for another gathering
+        self.runtime.by_layer = False
+        if not sharded_among(self.runtime.model.parameters()):
+            return
+        # Or each would wait for another gathering.
+        self.runtime.measuring_ranks.refuse_unless_equal({"gather": self.options.gather})
         self.runtime.by_layer = gathers_layers(self.runtime.model, self.runtime.ranks, self.options.gather)
         if self.runtime.by_layer:
             refuse_unless_copies_agree(self.runtime.model, self.runtime.measuring_ranks)
@@ -469,7 +477,11 @@ class Core:
 
     def blocks(self, form: Form) -> list[Block]:
         """Return which of what is measured belong together in a form."""
-        return self.merged.blocks_of(form, self.measured)
+        known = self._blocks
+        if known is None or known[0] is not self.runtime.parameters or known[1:3] != (self.runtime.version, form):
+            found = self.merged.blocks_of(form, self.measured)
+            self._blocks = known = self.runtime.parameters, self.runtime.version, form, found
+        return known[3]
 
     def keep_statistics(self) -> None:
         """See to it that the statistics stay as they are that are to."""
@@ -513,8 +525,7 @@ class Core:
     ) -> Matrix:
         """Return an importance as it is kept, beside the parameters of its block; what is kept once, by ``once``."""
         beside = self.measured if parameters is None else parameters
-        rest = partial(ledger.storage.to_storage, parameter=beside[matrix.block.parameters[0]])
-        return as_parameters_are(matrix, beside).map(rest).map(once)
+        return ledger.to_storage(as_parameters_are(matrix, beside), beside[matrix.block.parameters[0]], once)
 
     def to_storage(self, tensor: Tensor, like: Tensor) -> Tensor:
         """Return a tensor as it is kept, beside a parameter and spread as that is."""

@@ -21,6 +21,7 @@ from anchorhold.guard.core import Core, Runtime
 from anchorhold.guard.distributed.same_run import refuse_unless_same_run
 from anchorhold.guard.ledger import TaskImportance
 from anchorhold.guard.measurement import TaskResult, measure_task, rehearse_task
+from anchorhold.guard.monitor import overriding
 from anchorhold.guard.refreshing import refresh_for
 from anchorhold.guard.retention.keep_inputs import warn_if_measured_from
 from anchorhold.guard.stepping.attachment import Attachment
@@ -55,7 +56,7 @@ def end_task(
     # ω of every measure, with folded and merged weights in place of the model's own.
     with norms.folding.put_in_place(), core.merged.put_in_place() as called, _marked(core.runtime) as marks:
         results = measure_task(core, monitors, norms.batches, forward, within)
-    for monitor in monitors if batches is not None else ():
+    for monitor in overriding(monitors, "at_consolidation") if batches is not None else ():
         monitor.at_consolidation(called)
     for result in results.values():
         result.matrices = norms.silenced(result.matrices)

@@ -29,6 +29,12 @@ def is_sharded(tensor: object) -> "TypeGuard[DTensor]":
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def sharded_among(tensors: Iterable[Tensor]) -> "list[DTensor]":
+    """Return those of some tensors that are spread over several processes."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return [] if module is None else [tensor for tensor in tensors if isinstance(tensor, module.DTensor)]
+
+
 def local(tensor: MaybeTensor) -> MaybeTensor:
     """Return this process's part of a tensor, sharing its memory; without gradients."""
     if not is_sharded(tensor):

@@ -7,7 +7,7 @@ it is given: the input as ``[N, ...]``, δ as ``[V, N, ...]`` for V rows of scor
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -233,7 +233,14 @@ def is_parameter(tensor: object) -> bool:
     return isinstance(tensor, Tensor) and tensor.requires_grad and isinstance(tensor._base, nn.Parameter)
 
 
-def disjoint(parts: Iterable[Part]) -> bool:
+def without(parts: Mapping[str, Part], names: Collection[str]) -> Mapping[str, Part]:
+    """Return the parts, by their roles, of all but some parameters."""
+    return {role: part for role, part in parts.items() if part.name not in names} if names else parts
+
+
+def disjoint(parts: Sequence[Part]) -> bool:
     """Return whether no two of these parts of one parameter overlap, so that each may be added up on its own."""
+    if len(parts) == 1:
+        return True
     spans = sorted(part.span for part in parts)
     return all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))

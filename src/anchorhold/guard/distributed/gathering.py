@@ -17,7 +17,7 @@ from anchorhold.engine.tracing.samples import same_values
 from anchorhold.errors import ConfigurationError, ModelError
 from anchorhold.guard.distributed.ranks import Ranks
 from anchorhold.tensors.checksums import checksum
-from anchorhold.tensors.sharding import is_sharded, reshard, whole
+from anchorhold.tensors.sharding import is_sharded, reshard, sharded_among, whole
 from anchorhold.tensors.storage import free_bytes
 
 Gather = Literal["model", "layers"]
@@ -42,7 +42,7 @@ def checked_gather(gather: str | None) -> Gather | None:
 
 def gathers_layers(model: nn.Module, ranks: Ranks, asked: Gather | None) -> bool:
     """Return whether layers are to be gathered one at a time, which all processes have to ask together."""
-    sharded = [parameter for parameter in model.parameters() if is_sharded(parameter)]
+    sharded = sharded_among(model.parameters())
     if not sharded:
         return False
     if is_cut_up(model, ranks):
@@ -66,7 +66,7 @@ def gathers_layers(model: nn.Module, ranks: Ranks, asked: Gather | None) -> bool
 
 def is_cut_up(model: nn.Module, ranks: Ranks) -> bool:
     """Whether more processes have parts of a model than see different batches: tensor parallelism."""
-    return any(is_sharded(p) and p.device_mesh.size() != ranks.size for p in model.parameters())
+    return any(p.device_mesh.size() != ranks.size for p in sharded_among(model.parameters()))
 
 
 def those_with_parts(model: nn.Module, ranks: Ranks) -> Ranks:
@@ -75,7 +75,7 @@ def those_with_parts(model: nn.Module, ranks: Ranks) -> Ranks:
 
     if not is_cut_up(model, ranks):
         return ranks
-    meshes = [parameter.device_mesh for parameter in model.parameters() if is_sharded(parameter)]
+    meshes = [parameter.device_mesh for parameter in sharded_among(model.parameters())]
     mesh = max(meshes, key=lambda mesh: mesh.size())
     if mesh.size() == distributed.get_world_size():
         return Ranks(distributed.group.WORLD)

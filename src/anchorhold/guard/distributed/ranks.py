@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from anchorhold.errors import AnchorholdError, ConfigurationError
-from anchorhold.tensors.sharding import is_sharded
+from anchorhold.tensors.names import has_module
+from anchorhold.tensors.sharding import sharded_among
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,6 +42,8 @@ class Ranks:
 
         Otherwise the others would go on alone, and wait for it for ever. The work itself must not wait for other ranks.
         """
+        if self.size == 1:
+            return work()
         done: list[T] = []
         self.each(lambda: done.append(work()))
         return done[0]
@@ -155,7 +158,7 @@ def ranks_of(model: nn.Module, group: "ProcessGroup | None") -> Ranks:
 def is_fully_sharded(model: nn.Module) -> bool:
     """Whether ``fully_shard`` (FSDP2) was applied to a model, or to parts of it."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
+    return fsdp is not None and has_module(model, fsdp.FSDPModule)
 
 
 def ddp_wrapper(model: nn.Module) -> DistributedDataParallel | None:
@@ -181,7 +184,7 @@ def _data_group(model: nn.Module) -> "ProcessGroup":
     from torch import distributed  # noqa: PLC0415
     from torch.distributed.tensor import Replicate  # noqa: PLC0415
 
-    sharded = next(parameter for parameter in model.parameters() if is_sharded(parameter))
+    sharded = sharded_among(model.parameters())[0]
     mesh = sharded.device_mesh
     if mesh.ndim == 1:
         group: ProcessGroup = mesh.get_group()

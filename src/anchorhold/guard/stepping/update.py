@@ -105,7 +105,8 @@ class Update:
             self._follow_statistics(is_held=adds and bool(core.state.strength))
         pulls = self._pulls(step) if adds else []
         written = self._written_in_place(step.layout, pulls, is_held=bool(factor))
-        give_each_its_own_gradient(written)
+        if written:
+            give_each_its_own_gradient(written)
 
         bundles = self._gradients(step, is_held=bool(factor))
         sums: list[Tensor] = []

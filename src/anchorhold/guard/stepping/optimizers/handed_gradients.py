@@ -63,10 +63,11 @@ class HandedGradients:
 
 def _versions(parameters: Iterable[nn.Parameter]) -> list[tuple[int, int] | None]:
     """Return what tells each gradient from another, and from itself after it was written to."""
-    grads = [parameter.grad for parameter in parameters]
     return [
-        None if grad is None else (id(grad), grad._version if type(grad) is Tensor else local(grad)._version)
-        for grad in grads
+        None
+        if (grad := parameter.grad) is None
+        else (id(grad), grad._version if type(grad) is Tensor else local(grad)._version)
+        for parameter in parameters
     ]
 
 
