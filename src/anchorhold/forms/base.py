@@ -45,7 +45,7 @@ from anchorhold.errors import ConfigurationError, ProtectError
 from anchorhold.measures import MEASURES
 from anchorhold.measures.base import Measure, SampleMeasure
 from anchorhold.settings import number, written
-from anchorhold.tensors.finite import is_finite
+from anchorhold.tensors.sharding import is_finite
 
 Displacement = Mapping[str, Tensor]
 """Tensors in the shapes of a block's parameters, by parameter, such as θ − θ*."""

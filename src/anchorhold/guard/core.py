@@ -19,11 +19,11 @@ from anchorhold.guard.batch_norm.folding import FoldedLinearTerm, Folding
 from anchorhold.guard.batch_norm.frozen_statistics import FrozenStatistics, with_statistics
 from anchorhold.guard.distributed.gathering import (
     Gather,
+    OwnParts,
     gathers_layers,
     refuse_unless_copies_agree,
     those_with_parts,
 )
-from anchorhold.guard.distributed.own_parts import OwnParts
 from anchorhold.guard.distributed.ranks import ALONE, Ranks, ddp_wrapper, ranks_of
 from anchorhold.guard.distributed.sharded_matrices import as_parameters_are
 from anchorhold.guard.ledger import Ledger, diagonal_of

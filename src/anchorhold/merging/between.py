@@ -16,13 +16,13 @@ from anchorhold.merging import tensor_files
 from anchorhold.merging.common_names import CommonNames
 from anchorhold.merging.given_forms import GivenForm, ModelForm, given_forms, groups, traces
 from anchorhold.merging.given_models import Adapted, GivenModel, InFiles, InMemory, Model, given_model
-from anchorhold.merging.lone_factors import lone_factors, said_of
+from anchorhold.merging.lora_files import lone_factors, said_of
 from anchorhold.merging.normal_equations import Pull, solved
 from anchorhold.merging.shares import Share, all_shares
 from anchorhold.merging.tensor_files import Described
 from anchorhold.settings import choice, number
-from anchorhold.tensors.finite import is_finite
 from anchorhold.tensors.pieces import LARGE_PIECE, PIECE
+from anchorhold.tensors.sharding import is_finite
 from anchorhold.tensors.storage import widest_dtype
 
 Normalise = Literal["network", "layers", "none"]

@@ -4,6 +4,7 @@ A single process is a group of one, for which all of this costs nothing. Nothing
 ``torch.distributed`` until there is a group, since not every build of torch has it.
 """
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from anchorhold.errors import AnchorholdError, ConfigurationError
+from anchorhold.errors import AnchorholdError, ConfigurationError, OrderError
 from anchorhold.tensors.names import has_module
 from anchorhold.tensors.sharding import sharded_among
 
@@ -211,3 +212,20 @@ def _told(error: Exception) -> tuple[type[AnchorholdError], str]:
     if isinstance(error, AnchorholdError):
         return type(error), str(error)
     return AnchorholdError, f"it stopped with {type(error).__name__}: {error}"
+
+
+def refuse_unless_averaging(model: nn.Module) -> None:
+    """Refuse a sharded model whose processes' gradients would come together later, or as another multiple."""
+    states = [module._get_fsdp_state() for module in model.modules() if hasattr(module, "_get_fsdp_state")]  # noqa: SLF001
+    for group in itertools.chain.from_iterable(getattr(state, "_fsdp_param_groups", ()) for state in states):
+        if not (getattr(group, "reduce_grads", True) and getattr(group, "all_reduce_grads", True)):
+            raise OrderError(
+                "FSDP was told not to bring gradients together, as for all but the last micro-batch of a step: what "
+                "each process has is its own alone. Call model.set_requires_gradient_sync(True) first."
+            )
+        factor = getattr(group, "gradient_divide_factor", None)
+        if factor is not None:
+            raise OrderError(
+                f"FSDP was told to divide sums of gradients by {factor:g} (set_gradient_divide_factor); expected their "
+                "mean over the processes. Measure before that is set, or with a model of its own."
+            )

@@ -17,8 +17,7 @@ from anchorhold.guard.stepping.optimizers.effective_rate import (
     check_effective_rate,
     effective_rates,
 )
-from anchorhold.holds.of_weights.implicit import pull_implicitly_, pulled
-from anchorhold.holds.of_weights.quadratic import displacement
+from anchorhold.holds.of_weights.quadratic import displacement, pull_implicitly_, pulled
 from anchorhold.tensors.pieces import in_pieces
 from anchorhold.tensors.storage import running_dtype, to_compute
 
