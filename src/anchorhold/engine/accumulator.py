@@ -8,6 +8,7 @@ covers goes to :mod:`anchorhold.engine.backward`.
 """
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -350,11 +351,12 @@ class SampleAccumulator:
 
     def _add_rows(self, outputs: Tensor, u: Tensor, sites: list[Site], together: int, *, first: bool) -> None:
         """Send rows backward, and let the reduction add up what arrives at each use."""
-        arrived = self._backward.gradients_at(outputs, [edge for site in sites for edge in site.edges], u, together)
+        edges = [edge for site in sites for edge in site.edges]
+        arrived = iter(self._backward.gradients_at(outputs, edges, u, together))
         arrivals = []
         used: dict[str, list[Part]] = {}
         for site in sites:
-            delta = site.delta([arrived.pop(0) for _ in site.edges])
+            delta = site.delta(list(itertools.islice(arrived, len(site.edges))))
             if delta is None:
                 continue
             a = site.input(len(outputs))
@@ -363,7 +365,7 @@ class SampleAccumulator:
             arrivals.append(Arrival(site.use.rule, site.wanted, a, delta.to(dtype), first))
             for part in site.wanted.values():
                 used.setdefault(part.name, []).append(part)
-        apart = {name for name, parts in used.items() if not disjoint(parts)}
+        apart = {name for name, parts in used.items() if len(parts) > 1 and not disjoint(parts)}
         coupled = self.reduction.coupled_parameters
         for arrival in arrivals:
             if not self.reduction.supports(arrival._replace(parts=without(arrival.parts, apart))):

@@ -173,7 +173,12 @@ class Ledger:
     def __post_init__(self) -> None:
         _check_measure(self.measure)
         self.form.check(self.measure)
-        self._refuse_rounding()
+        if self.storage.dtype is torch.bfloat16 and not self.form.supports_bfloat16:
+            raise ConfigurationError(
+                f"state_dtype=torch.bfloat16 with form={self.form.name!r}: rounded to 16 bits, its matrix is no longer "
+                "positive semi-definite, and some directions would be pushed away from the anchor. Leave state_dtype "
+                "out, or take a form that bears it: Kronecker(bits=16), 'rotated' or 'lowrank'."
+            )
         self.damping = self.form.penalty_damping
         if self.form.storage_dtype is not None:
             self.storage = replace(self.storage, dtype=self.form.storage_dtype)
@@ -242,15 +247,6 @@ class Ledger:
         omegas = self._like(parameters, importance, "importance")
         self._refuse_negative(omegas)
         return {name: DiagonalMatrix(name, omega) for name, omega in omegas.items()}, wrapped
-
-    def _refuse_rounding(self) -> None:
-        """Refuse 16 bits for a form whose Q would have directions of its own that weights are pushed away along."""
-        if self.storage.dtype is torch.bfloat16 and not self.form.supports_bfloat16:
-            raise ConfigurationError(
-                f"state_dtype=torch.bfloat16 with form={self.form.name!r}: rounded to 16 bits, its matrix is no longer "
-                "positive semi-definite, and some directions would be pushed away from the anchor. Leave state_dtype "
-                "out, or take a form that bears it: Kronecker(bits=16), 'rotated' or 'lowrank'."
-            )
 
     def _refuse_negative(self, omegas: Mapping[str, Tensor]) -> None:
         """Refuse an importance below 0, by which weights would be pushed away from the anchor."""
@@ -352,8 +348,10 @@ class Ledger:
     def as_held(self, total: dict[str, Matrix]) -> dict[str, Matrix]:
         """Return a total as the hold uses it."""
         found = self._clamped(total)
-        if self.damping:
-            found = self._damped(found)
+        if self.damping:  # λ, a share of the mean of all eigenvalues: weights of importance 0 are held a little too
+            weights = sum(omega.numel() for matrix in found.values() for omega in matrix.diagonal().values())
+            added = self.damping * total_trace(found) / max(1, weights)
+            found = {name: add_damping(matrix, added) for name, matrix in found.items()}
         if self.strengths is None:
             return found
         factors = {name: self.strengths.factor(matrix.block.parameters) for name, matrix in total.items()}
@@ -366,12 +364,6 @@ class Ledger:
             name: matrix.map(lambda tensor: tensor.clamp(min=0)) if isinstance(matrix, DiagonalMatrix) else matrix
             for name, matrix in total.items()
         }
-
-    def _damped(self, held: Mapping[str, Matrix]) -> dict[str, Matrix]:
-        """Return Q + λ with λ a share of the mean of all eigenvalues: weights of importance 0 are held a little too."""
-        weights = sum(omega.numel() for matrix in held.values() for omega in matrix.diagonal().values())
-        added = self.damping * total_trace(held) / max(1, weights)
-        return {name: add_damping(matrix, added) for name, matrix in held.items()}
 
     def restart(self) -> None:
         """Forget the states of the task; the tensors themselves belong to whoever was given them."""

@@ -126,7 +126,8 @@ class Merging:
             _refuse_the_same_memory(first, model)
         self._warned: set[str] = set()
         self._tell_types()
-        self._tell_factors()
+        if alone := lone_factors(self._common.names, [partial(self._read, model) for model in self.models]):
+            warn(said_of(alone))
 
     @property
     def said(self) -> str:
@@ -205,10 +206,6 @@ class Merging:
                 f"{mixed[0]!r}{_and_others(mixed)} are {kinds}; the result is "
                 f"{self._common.dtype(mixed[0])}. Give dtype= to have another."
             )
-
-    def _tell_factors(self) -> None:
-        if alone := lone_factors(self._common.names, [partial(self._read, model) for model in self.models]):
-            warn(said_of(alone))
 
     def _types(self, name: str) -> set[torch.dtype]:
         own = [(model, self._common.own_name(model, name)) for model in self.models]

@@ -184,7 +184,10 @@ def merge_adapters(
     second = after if isinstance(after, LoraAdapter) else LoraAdapter.read(after)
     first = before if before is None or isinstance(before, LoraAdapter) else LoraAdapter.read(before)
     if first is not None:
-        _refuse_other_layout(first, second)
+        for key in ("base_model_name_or_path", "fan_in_fan_out"):
+            one, other = first.config.get(key), second.config.get(key)
+            said = f"Adapters with {key}={one!r} and {other!r}"
+            require((one or None) == (other or None), said, "two of one base model")
     trained = sorted({*second.replaced, *(first.replaced if first else ())})
     if trained and (first is None or first.replaced.keys() != second.replaced.keys()):
         raise ConfigurationError(
@@ -231,13 +234,6 @@ def _padded(a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return torch.cat([a, a.new_zeros(more, *a.shape[1:])]), torch.cat(
         [b, b.new_zeros(b.shape[0], more, *b.shape[2:])], 1
     )
-
-
-def _refuse_other_layout(first: LoraAdapter, second: LoraAdapter) -> None:
-    """Refuse two adapters that cannot be of one base model."""
-    for key in ("base_model_name_or_path", "fan_in_fan_out"):
-        one, other = first.config.get(key), second.config.get(key)
-        require((one or None) == (other or None), f"Adapters with {key}={one!r} and {other!r}", "two of one base model")
 
 
 def _names(path: Path) -> Iterator[str]:

@@ -24,12 +24,9 @@ def spread(tensors: Iterable[Tensor]) -> str:
             none += int((tensor == 0).sum())
     if not count:
         return "of no weight"
-    zero = f"; {_share(none, count)} are 0" if none else ""
+    share = "all" if none == count else f"{100 * none / count:.2g} %"
+    zero = f"; {share} are 0" if none else ""
     return f"{total / count:.3g} on average, {most:.3g} at most{zero}"
-
-
-def _share(part: int, whole: int) -> str:
-    return "all" if part == whole else f"{100 * part / whole:.2g} %"
 
 
 def in_bytes(count: float) -> str:

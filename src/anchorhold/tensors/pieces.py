@@ -23,9 +23,7 @@ speak of.
 
 def is_one_piece(tensor: Tensor) -> bool:
     """Whether a tensor is too short to be worth cutting, and whole."""
-    return tensor.numel() <= (PIECE if tensor.device.type == "cpu" else LARGE_PIECE) and (
-        type(tensor) is Tensor or not is_sharded(tensor)
-    )
+    return tensor.numel() <= (PIECE if tensor.device.type == "cpu" else LARGE_PIECE) and not is_sharded(tensor)
 
 
 def in_pieces(tensors: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:

@@ -7,7 +7,7 @@ it is given: the input as ``[N, ...]``, δ as ``[V, N, ...]`` for V rows of scor
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -238,9 +238,7 @@ def without(parts: Mapping[str, Part], names: Collection[str]) -> Mapping[str, P
     return {role: part for role, part in parts.items() if part.name not in names} if names else parts
 
 
-def disjoint(parts: Sequence[Part]) -> bool:
+def disjoint(parts: Iterable[Part]) -> bool:
     """Return whether no two of these parts of one parameter overlap, so that each may be added up on its own."""
-    if len(parts) == 1:
-        return True
     spans = sorted(part.span for part in parts)
     return all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))

@@ -59,7 +59,11 @@ class Ranks:
             value = work()
         except Exception as error:  # noqa: BLE001 (whatever it is, the other ranks are told, and it is raised below)
             raised = error
-        outcomes = self._gather(_Outcome(value, None if raised is None else _told(raised)))
+        from torch import distributed  # noqa: PLC0415 (see the module's docstring)
+
+        outcomes: list[Any] = [None] * self.size
+        own = _Outcome(value, None if raised is None else _told(raised))
+        distributed.all_gather_object(outcomes, own, group=self.group)
         if raised is not None:
             raise raised
         for rank, outcome in enumerate(outcomes):
@@ -67,13 +71,6 @@ class Ranks:
                 kind, message = outcome.failure
                 raise kind(f"Rank {rank} of {self.size}: {message}")
         return [outcome.value for outcome in outcomes]
-
-    def _gather(self, outcome: _Outcome) -> list[_Outcome]:
-        from torch import distributed  # noqa: PLC0415 (see the module's docstring)
-
-        outcomes: list[Any] = [None] * self.size
-        distributed.all_gather_object(outcomes, outcome, group=self.group)
-        return outcomes
 
     def from_first(self, work: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return what some work comes to on the first rank, the same tensors to the last bit on each."""
@@ -216,7 +213,8 @@ def _told(error: Exception) -> tuple[type[AnchorholdError], str]:
 
 def refuse_unless_averaging(model: nn.Module) -> None:
     """Refuse a sharded model whose processes' gradients would come together later, or as another multiple."""
-    states = [module._get_fsdp_state() for module in model.modules() if hasattr(module, "_get_fsdp_state")]  # noqa: SLF001
+    modules: list[Any] = [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
+    states = [module._get_fsdp_state() for module in modules]  # noqa: SLF001
     for group in itertools.chain.from_iterable(getattr(state, "_fsdp_param_groups", ()) for state in states):
         if not (getattr(group, "reduce_grads", True) and getattr(group, "all_reduce_grads", True)):
             raise OrderError(

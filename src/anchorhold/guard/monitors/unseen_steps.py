@@ -66,13 +66,17 @@ class UnseenSteps(Monitor):
         apart = max(1, len(chosen) // PROBES)
         self._probes = [_Probe(self, name, parameter) for name, parameter in chosen[::apart][:PROBES]]
         self._left = PATIENCE
-        _watch(self)
+        with _lock:
+            _watching.add(self)
+            if not _hooked:
+                _hooked.append(register_optimizer_step_pre_hook(out_of_graphs(_look_at)))
 
     def release(self) -> None:
         """Look no more at any."""
         self.attached = WeakSet()
         self._end_probing()
-        _watch_no_more(self)
+        with _lock:
+            _watching.discard(self)
 
     def enter_step(self) -> None:
         """Remember weights as they are before the step."""
@@ -190,19 +194,7 @@ class _Probe:
 _lock = threading.Lock()
 _watching: WeakSet[UnseenSteps] = WeakSet()
 _hooked: list[RemovableHandle] = []
-
-
-def _watch(unseen: UnseenSteps) -> None:
-    """Let a guard see every optimiser's steps, by a hook that a process has once."""
-    with _lock:
-        _watching.add(unseen)
-        if not _hooked:
-            _hooked.append(register_optimizer_step_pre_hook(out_of_graphs(_look_at)))
-
-
-def _watch_no_more(unseen: UnseenSteps) -> None:
-    with _lock:
-        _watching.discard(unseen)
+"""The hook by which guards see every optimiser's steps: a process has one."""
 
 
 def _look_at(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

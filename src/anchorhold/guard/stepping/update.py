@@ -228,7 +228,7 @@ class Update:
         Parameters that lack a gradient lie in bundles of their own from now on.
         """
         measures, observed = self.measures, self.measures.observed
-        may_overwrite = self.overwriters.may_include(step.seen.optimizer)
+        may_overwrite = step.seen.optimizer not in self.overwriters.keeping
         while True:
             lacking: set[str] = set()
             for bundle in step.layout.bundles:

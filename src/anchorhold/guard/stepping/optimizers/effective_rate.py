@@ -123,6 +123,8 @@ KNOWN: dict[type[Optimizer], Callable[[Group, Group, float], EffectiveRate]] = {
     RMSprop: _rmsprop,
     Adagrad: _adagrad,
 }
+_BY_STEP = {inspect.unwrap(kind.step): read for kind, read in KNOWN.items()}
+"""The same by how steps are taken, without what torch puts around that."""
 
 
 def check_effective_rate(optimizer: Optimizer, form: Form) -> None:
@@ -161,10 +163,10 @@ def check_blocks(
 
 def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], EffectiveRate]:
     """Return how the effective rate of an optimiser is read, or refuse one of which it is not known."""
-    own = inspect.unwrap(type(optimizer).step)
-    for kind, read in KNOWN.items():
-        if own is inspect.unwrap(kind.step):  # also of a class derived from it, if it takes the same steps
-            return read
+    # Also of a class derived from a known one, if it takes the same steps.
+    read = _BY_STEP.get(inspect.unwrap(type(optimizer).step))
+    if read is not None:
+        return read
     raise OptimizerError(
         f"implicit=True with {type(optimizer).__name__}: a pull after its step has to be as long as the step is for "
         f"its gradient, which is known of {', '.join(kind.__name__ for kind in KNOWN)} alone, and by any other the "
