@@ -141,8 +141,10 @@ class Matrix(ABC):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Return the same matrix with a function applied to each of its tensors."""
-        names = [field.name for field in dataclasses.fields(self)]
-        changed = {name: _mapped(getattr(self, name), change) for name in names if name != "block"}
+        changed = {}
+        for field in dataclasses.fields(self):
+            if field.name != "block":
+                changed[field.name] = _mapped(getattr(self, field.name), change)
         return dataclasses.replace(self, **changed)
 
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Self:

@@ -18,9 +18,9 @@ from anchorhold.guard.distributed.gathering import is_cut_up, refuse_another_mod
 from anchorhold.guard.distributed.ranks import ALONE, Ranks, is_one_of_several
 from anchorhold.guard.monitor import Monitor, overriding
 from anchorhold.guard.task_classes import Classes, together
-from anchorhold.retention.sample_marks import SampleMarks
-from anchorhold.tensors.checksums import checksum
+from anchorhold.retention.kept_set import SampleMarks
 from anchorhold.tensors.sharding import added_up_part, is_sharded
+from anchorhold.tensors.summaries import checksum
 
 
 class ReadsBatches(Protocol):

@@ -35,7 +35,7 @@ from anchorhold.holds import Held, Hold, LinearTerm
 from anchorhold.holds.base import TaskData, TrainingCall
 from anchorhold.retention import KeptSets, Tolerance
 from anchorhold.retention.controller import Control
-from anchorhold.retention.sample_marks import SampleMarks
+from anchorhold.retention.kept_set import SampleMarks
 from anchorhold.settings import plain
 from anchorhold.tensors.names import named_modules, named_parameters
 from anchorhold.tensors.sharding import (
@@ -307,7 +307,7 @@ class Core:
         self._norms: tuple[int, dict[str, BatchNorm]] | None = None
         self._folding: tuple[int, Folding] | None = None
         self._merged: tuple[int, MergedSpace] | None = None
-        self._blocks: tuple[Mapping[str, Tensor], int, Form, list[Block]] | None = None
+        self._blocks: tuple[int, Form, list[Block]] | None = None
 
     def choose_gathering(self) -> None:
         """Find out what is gathered at once of a sharded model, which all processes have to ask together."""
@@ -477,11 +477,9 @@ class Core:
 
     def blocks(self, form: Form) -> list[Block]:
         """Return which of what is measured belong together in a form."""
-        known = self._blocks
-        if known is None or known[0] is not self.runtime.parameters or known[1:3] != (self.runtime.version, form):
-            found = self.merged.blocks_of(form, self.measured)
-            self._blocks = known = self.runtime.parameters, self.runtime.version, form, found
-        return known[3]
+        if self._blocks is None or self._blocks[:2] != (self.runtime.version, form):
+            self._blocks = self.runtime.version, form, self.merged.blocks_of(form, self.measured)
+        return self._blocks[2]
 
     def keep_statistics(self) -> None:
         """See to it that the statistics stay as they are that are to."""

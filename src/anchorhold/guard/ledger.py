@@ -13,9 +13,9 @@ from anchorhold.forms.damped import add_damping
 from anchorhold.guard.arguments.strengths import PatternStrengths, total_trace
 from anchorhold.measures import Measure, PathMeasure, SampleMeasure
 from anchorhold.measures.base import Finished, States
-from anchorhold.tensors.in_words import amount, spread
 from anchorhold.tensors.sharding import local, whole_maxima, whole_sums, wrap_local
 from anchorhold.tensors.storage import Once, Storage, each_as_it_is, running_dtype, to_compute
+from anchorhold.tensors.summaries import amount, spread
 
 
 @dataclass(repr=False)

@@ -20,9 +20,9 @@ from anchorhold.guard.stepping.default_pull import Owned, why_explicit
 from anchorhold.holds import Hold
 from anchorhold.holds.of_weights.quadratic import penalty_value
 from anchorhold.measures import FineTune
-from anchorhold.tensors.in_words import amount, spread
 from anchorhold.tensors.sharding import is_sharded, local
 from anchorhold.tensors.storage import to_compute, widest_dtype
+from anchorhold.tensors.summaries import amount, spread
 
 
 def describe(core: Core, attached: Sequence[Optimizer], held_back: Owned) -> str:

@@ -26,11 +26,11 @@ from anchorhold.guard.retention.keep_inputs import warn_if_measured_from
 from anchorhold.guard.stepping.attachment import Attachment
 from anchorhold.guard.task_holds import check_data_for_holds, end_task_of_holds, rehearse_holds
 from anchorhold.holds.base import TaskData, states_kept
-from anchorhold.retention.sample_marks import SampleMarks
+from anchorhold.retention.kept_set import SampleMarks
 from anchorhold.seeding import undisturbed
 from anchorhold.settings import written
-from anchorhold.tensors.checksums import checksum
 from anchorhold.tensors.sharding import is_finite, is_sharded
+from anchorhold.tensors.summaries import checksum
 
 
 def end_task(

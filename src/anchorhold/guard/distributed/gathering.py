@@ -19,9 +19,9 @@ from anchorhold.engine.reductions import Arrival, Reduction, at_least_single
 from anchorhold.engine.tracing.samples import same_values
 from anchorhold.errors import ConfigurationError, ModelError
 from anchorhold.guard.distributed.ranks import Ranks
-from anchorhold.tensors.checksums import checksum
 from anchorhold.tensors.sharding import is_sharded, like_parameter, local, reshard, sharded_among, whole
 from anchorhold.tensors.storage import free_bytes
+from anchorhold.tensors.summaries import checksum
 
 Gather = Literal["model", "layers"]
 """What each process gathers of a sharded model to measure it from data: all of it at once, or a layer at a time."""
