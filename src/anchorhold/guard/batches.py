@@ -164,7 +164,7 @@ def warn_if_alone_among_several(ranks: Ranks) -> None:
         warnings.warn(
             "torch.distributed runs several processes, but this Guard was given a bare model and no group, so "
             "each process measures its own samples alone and they end up with different importances. Give it the "
-            "model wrapped in DDP, or Guard(..., group=torch.distributed.group.WORLD).",
+            "model wrapped in DDP, or Guard(..., options=GuardOptions(group=torch.distributed.group.WORLD)).",
             AnchorholdWarning,
             stacklevel=7,
         )
@@ -210,8 +210,8 @@ class EveryonesBatches:
         if len(set(numbers)) > 1:
             raise BatchError(
                 "Processes that have parts of the same layers were given different batches, or other numbers of them; "
-                "expected the same on all of them. Give Guard(..., group=) the processes that see different "
-                "ones, and a sampler that is the same for all others."
+                "expected the same on all of them. Give Guard(..., options=GuardOptions(group=)) the processes that "
+                "see different ones, and a sampler that is the same for all others."
             )
 
 

@@ -143,5 +143,5 @@ def _refuse_to_write(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
             raise ModelError(
                 f"The model's forward pass writes to one of its parameters (by {func}), of which a process has a part "
                 "alone while layers are gathered one at a time. Write to parameters after the optimiser's step "
-                "instead, or give Guard(..., gather='model')."
+                "instead, or give Guard(..., options=GuardOptions(gather='model'))."
             )
