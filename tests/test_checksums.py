@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from anchorhold.tensors.checksums import checksum
+from anchorhold.tensors.summaries import checksum
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex128, torch.int8])

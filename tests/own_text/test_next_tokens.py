@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from anchorhold.own_text.next_tokens import Choice, drawn
+from anchorhold.own_text.piece_batches import Choice, drawn
 
 
 def by_hand(logits, temperature, top_k, top_p):

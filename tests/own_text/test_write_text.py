@@ -52,7 +52,7 @@ def test_settings_of_the_draw_are_followed(temperature, top_k, top_p):
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     text = anchorhold.write_text(model, 4000, 1, start=0, batch_size=4000, **options)
     seen = torch.cat([piece.written for piece in text.pieces]).bincount(minlength=TOKENS).double()
-    q = anchorhold.own_text.next_tokens.Choice(temperature, top_k, top_p).probabilities(model.table[:1].detach())[0]
+    q = anchorhold.own_text.piece_batches.Choice(temperature, top_k, top_p).probabilities(model.table[:1].detach())[0]
     assert bool((seen[q == 0] == 0).all())
     chi_square = float(((seen - 4000 * q) ** 2 / (4000 * q))[q > 0].sum())
     assert chi_square < 20.5

@@ -8,8 +8,7 @@ from torch import nn
 
 import anchorhold
 from anchorhold.errors import ConfigurationError
-from anchorhold.variational.gaussians import Gaussian, kl, kl_gradient
-from anchorhold.variational.mean_field import drawing, mean_field_layers
+from anchorhold.variational.mean_field import Gaussian, drawing, kl, kl_gradient, mean_field_layers
 
 
 def gaussian(seed, *shape):

@@ -8,10 +8,10 @@ covers goes to :mod:`anchorhold.engine.backward`.
 """
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ from anchorhold.engine.refusals import (
     refuse_replaced,
     warn_of_probabilities,
 )
-from anchorhold.engine.rules.base import Part, disjoint
+from anchorhold.engine.rules.base import Part, disjoint, without
 from anchorhold.engine.scores import OutputReading, ReadingEvidence, Score
 from anchorhold.engine.scores.outputs import precise_outputs
 from anchorhold.engine.tracing.plan import Plan, Plans, Site, check_independent, make_plan, plan_for_one, plan_key
@@ -131,7 +131,7 @@ class SampleAccumulator:
         self.budget = budget or (CPU_BUDGET if self.device.type == "cpu" else ACCELERATOR_BUDGET)
         self._least_budget = self.budget
         # Processes that gather layers together have to take the same chunks, whatever each of them has free.
-        self._widens = budget is None and not any(isinstance(p, GatheredAtUse) for p in model.parameters())
+        self._widens = budget is None and GatheredAtUse not in map(type, model.parameters())
         if generator is None:  # one that follows from torch's global random state, and leaves that as it is
             with torch.random.fork_rng(devices=[]):
                 generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, ())))
@@ -231,14 +231,15 @@ class SampleAccumulator:
         """Return how many samples go forward together: 1 where samples cannot be told apart in the model's tensors."""
         if batch.size == 1:
             return 1
-        shapes = batch.sample_shapes()
+        shapes, rows = batch.sample_shapes(), None
         is_new = self._plan is None or shapes != self._planned_shapes
         if is_new:
-            self._find_or_make_plan(batch)
+            rows = self._find_or_make_plan(batch)
             self._planned_shapes = shapes
         if self._plan is None:
             return 1
-        rows = self._rows_of_one(batch, self._plan.outputs)
+        if rows is None:
+            rows = self._rows_of_one(batch, self._plan.outputs)
         if is_new and self._widens:
             self.budget = enlarged_budget(self._least_budget, self._plan.bytes_of_sample(rows), free_bytes(self.device))
         most = self._plan.samples_within(self.budget, rows)
@@ -256,14 +257,22 @@ class SampleAccumulator:
         self.score = self.score.settled(outputs, targets, self._evidence)
         return self.score
 
-    def _find_or_make_plan(self, batch: Batch) -> None:
-        """Plan with two samples of a batch. Raise ModelError if the model takes the batch and none of its parts."""
-        pair, accept = batch.pair(), partial(self._rows_of_one, batch)
+    def _find_or_make_plan(self, batch: Batch) -> int | None:
+        """Plan with two samples of a batch. Raise ModelError if the model takes the batch and none of its parts.
+
+        Returns how many rows the first sample has, where a plan was made: that was looked at on the way.
+        """
+        pair, rows = batch.pair(), None
+
+        def accept(outputs: Tensor) -> None:
+            nonlocal rows
+            rows = self._rows_of_one(batch, outputs)
+
         key = plan_key(self.model, self.parameters, self._forward_given, pair.inputs)
         self._unchecked_key = None
         self._plan = self._plans.find(key)
         if self._plan is not None:
-            return
+            return None
         try:
             self._plan = make_plan(self.model, self.parameters, self.forward, pair, accept)
         except AnchorholdError:
@@ -283,13 +292,16 @@ class SampleAccumulator:
                 "padded to one size."
             ) from error
         self._unchecked_key = key
+        return rows
 
     def _plan_for(self, batch: Batch, uses: list[Use], outputs: Tensor) -> Plan | None:
         """Return a plan that fits this chunk, or ``None`` where only single samples can be told apart."""
         if batch.size == 1:
             return plan_for_one(uses, outputs)
-        if self._plan is None or not self._plan.fits(uses, batch.size):
+        fits = self._plan is not None and self._plan.fits(uses, batch.size)
+        if not fits:
             self._find_or_make_plan(batch)
+            fits = self._plan is not None and self._plan.fits(uses, batch.size)
         if self._plan is not None and self._unchecked_key is not None:
             # The plan was made with this chunk's first sample. Two do not show what reaches further: so does the last.
             check_independent(self.model, self._plan.outputs, outputs[:1])
@@ -299,7 +311,7 @@ class SampleAccumulator:
             # Only now may others use the plan: chunks of one sample check nothing, and theirs may have several.
             self._plans.keep(self._unchecked_key, self._plan)
             self._unchecked_key = None
-        return self._plan if self._plan is not None and self._plan.fits(uses, batch.size) else None
+        return self._plan if fits else None
 
     def _add_chunk(self, batch: Batch) -> None:
         uses, outputs = record(self.model, self.parameters, self.forward, batch.inputs)
@@ -339,11 +351,12 @@ class SampleAccumulator:
 
     def _add_rows(self, outputs: Tensor, u: Tensor, sites: list[Site], together: int, *, first: bool) -> None:
         """Send rows backward, and let the reduction add up what arrives at each use."""
-        arrived = self._backward.gradients_at(outputs, [edge for site in sites for edge in site.edges], u, together)
+        edges = [edge for site in sites for edge in site.edges]
+        arrived = iter(self._backward.gradients_at(outputs, edges, u, together))
         arrivals = []
         used: dict[str, list[Part]] = {}
         for site in sites:
-            delta = site.delta([arrived.pop(0) for _ in site.edges])
+            delta = site.delta(list(itertools.islice(arrived, len(site.edges))))
             if delta is None:
                 continue
             a = site.input(len(outputs))
@@ -352,14 +365,14 @@ class SampleAccumulator:
             arrivals.append(Arrival(site.use.rule, site.wanted, a, delta.to(dtype), first))
             for part in site.wanted.values():
                 used.setdefault(part.name, []).append(part)
-        apart = {name for name, parts in used.items() if not disjoint(parts)}
+        apart = {name for name, parts in used.items() if len(parts) > 1 and not disjoint(parts)}
         coupled = self.reduction.coupled_parameters
         for arrival in arrivals:
-            if not self.reduction.supports(arrival._replace(parts=_without(arrival.parts, apart))):
+            if not self.reduction.supports(arrival._replace(parts=without(arrival.parts, apart))):
                 apart |= {part.name for part in arrival.parts.values() if part.name in coupled}
         apart |= {other for name in apart for other in coupled.get(name, ()) if other in used}
         for arrival in arrivals:
-            alone = _without(arrival.parts, apart)
+            alone = without(arrival.parts, apart)
             if alone:
                 self.reduction.add(arrival._replace(parts=alone))
         for names in dict.fromkeys(coupled.get(name, (name,)) for name in used if name in apart):
@@ -386,10 +399,6 @@ class SampleAccumulator:
                     own = rule.gradients(role, a[n : n + wide], delta[row : row + deep, n : n + wide])
                     part.within(gradients[part.name], lead=2).add_(own)
                 self.reduction.add_gradients(gradients, lead=2)
-
-
-def _without(parts: Mapping[str, Part], names: set[str]) -> dict[str, Part]:
-    return {role: part for role, part in parts.items() if part.name not in names}
 
 
 def sample_importance(

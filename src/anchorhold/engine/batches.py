@@ -37,6 +37,8 @@ class Batch:
 
     def __getitem__(self, part: slice) -> "Batch":
         start, stop, _ = part.indices(self.size)
+        if (start, stop) == (0, self.size):
+            return self
         return self._select(lambda tensor: tensor[start:stop], stop - start)
 
     def rows(self, chosen: Tensor) -> "Batch":
@@ -289,11 +291,8 @@ class Replaceable(nn.Module):
         try:
             outputs: Tensor = functional_call(self, dict(tensors), (inputs,), tie_weights=False)
         finally:
-            self._renew_flat_weights()
+            # Recurrent layers list their own weights again, as they do by themselves when they are next called.
+            for module in self.modules():
+                if isinstance(module, nn.RNNBase):
+                    module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]  # noqa: SLF001
         return outputs
-
-    def _renew_flat_weights(self) -> None:
-        """Let recurrent layers list their own weights again, as they do by themselves when they are next called."""
-        for module in self.modules():
-            if isinstance(module, nn.RNNBase):
-                module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]  # noqa: SLF001

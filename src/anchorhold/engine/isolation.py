@@ -11,7 +11,7 @@ import re
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from anchorhold.errors import AnchorholdError, ModelError
 from anchorhold.seeding import undisturbed
+from anchorhold.tensors.names import has_module
 
 
 @contextlib.contextmanager
@@ -32,7 +33,7 @@ def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[N
         stack.enter_context(reentrant_checkpoints_run())
         # A fused attention hides its backward pass from vmap.
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        if has_module(model, nn.RNNBase):
             stack.enter_context(without_cudnn())
         # Where torch has no batched form of an operation it runs it in a loop, and says so: nothing to act on here.
         stack.enter_context(warnings.catch_warnings())
@@ -79,7 +80,7 @@ def evaluation_mode(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Ite
         stack.enter_context(float32_products())
         modes = [(module, module.training) for module in model.modules()]
         buffers = [
-            (module, name, tensor, version_of(tensor), tensor.detach().clone())
+            (module, name, tensor, versions_of([tensor]), tensor.detach().clone())
             for module in model.modules()
             for name, tensor in module.named_buffers(recurse=False)
         ]
@@ -102,7 +103,7 @@ def evaluation_mode(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Ite
             with torch.no_grad():
                 for module, name, tensor, version, values in buffers:
                     # A buffer that was not written to is left alone: a write would upset a later backward pass.
-                    if version_of(tensor) != version:
+                    if versions_of([tensor]) != version:
                         tensor.copy_(values)
                     # The module may have put another tensor in its place.
                     setattr(module, name, tensor)
@@ -111,9 +112,9 @@ def evaluation_mode(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Ite
                 module.training = training
 
 
-def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was written to: 0 for one made in inference mode, to which nobody may write."""
-    return 0 if tensor.is_inference() else tensor._version
+def versions_of(tensors: Iterable[Tensor]) -> list[int]:
+    """Return how often each tensor was written to: 0 for one made in inference mode, to which nobody may write."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 @contextlib.contextmanager
@@ -339,10 +340,13 @@ def renormed_rows_put_back() -> Iterator[None]:
                 _renorm_switch.remove()
 
 
-def is_renormed(parameter: Tensor) -> bool:
-    """Return whether rows of a parameter are other ones, while this thread measures, than they were before."""
-    changed = _renormed.get(threading.get_ident(), [])
-    return any(table.data_ptr() == parameter.data_ptr() for table, _, _ in changed)
+def renormed_among(parameters: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the parameters some of whose rows have changed since this thread began to measure."""
+    changed = _renormed.get(threading.get_ident())
+    if not changed:
+        return []
+    tables = {table.data_ptr() for table, _, _ in changed}
+    return [name for name, parameter in parameters.items() if parameter.data_ptr() in tables]
 
 
 class _RenormSwitch:

@@ -64,7 +64,7 @@ def refuse_merged(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> N
     """
     names = {id(parameter): name for name, parameter in parameters.items()}
     for path, module in model.named_modules():
-        can_merge = all(callable(getattr(module, name, None)) for name in ("merge", "unmerge"))
+        can_merge = callable(getattr(module, "merge", None)) and callable(getattr(module, "unmerge", None))
         if not can_merge or getattr(module, "merged", None) is not True:
             continue
         acting = [getattr(module, name, None) for name in ("base_layer", TWIN)]

@@ -45,7 +45,7 @@ from anchorhold.errors import ConfigurationError, ProtectError
 from anchorhold.measures import MEASURES
 from anchorhold.measures.base import Measure, SampleMeasure
 from anchorhold.settings import number, written
-from anchorhold.tensors.finite import is_finite
+from anchorhold.tensors.sharding import is_finite
 
 Displacement = Mapping[str, Tensor]
 """Tensors in the shapes of a block's parameters, by parameter, such as θ − θ*."""
@@ -141,8 +141,11 @@ class Matrix(ABC):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Return the same matrix with a function applied to each of its tensors."""
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "block"}
-        return dataclasses.replace(self, **{name: _mapped(value, change) for name, value in own.items()})
+        changed = {}
+        for field in dataclasses.fields(self):
+            if field.name != "block":
+                changed[field.name] = _mapped(getattr(self, field.name), change)
+        return dataclasses.replace(self, **changed)
 
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Self:
         """Return Q on a device and in a dtype; the same object if it is there already."""
@@ -153,8 +156,10 @@ class Matrix(ABC):
                 tensor = tensor.to(device, non_blocking=device.type != "cpu")
             return tensor if dtype is None else tensor.to(dtype)
 
-        there = (device in (None, tensor.device) and dtype in (None, tensor.dtype) for tensor in self.state().values())
-        return self if all(there) else self.map(moved)
+        for tensor in self.state().values():
+            if device not in (None, tensor.device) or dtype not in (None, tensor.dtype):
+                return self.map(moved)
+        return self
 
     def to_compute(self, d: Displacement) -> "Matrix":
         """Return Q on D's device, in the dtype in which Q(D) is computed; it may be stored elsewhere, in fewer bits."""

@@ -36,8 +36,7 @@ from anchorhold.guard.measurement import TaskResult
 from anchorhold.guard.refreshing import refresh
 from anchorhold.holds.of_weights.quadratic import applied
 from anchorhold.spaces import Space
-from anchorhold.tensors.finite import is_finite
-from anchorhold.tensors.sharding import local, wrap_local
+from anchorhold.tensors.sharding import is_finite, local, wrap_local
 from anchorhold.tensors.storage import running_dtype, to_compute
 
 

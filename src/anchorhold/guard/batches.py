@@ -1,22 +1,26 @@
 """Reading a task's batches: in one process, or in several that count together as one."""
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from anchorhold.engine.accumulator import SampleAccumulator
 from anchorhold.engine.batches import Batch, Forward
 from anchorhold.engine.scores import OutputReading
 from anchorhold.errors import AnchorholdWarning, BatchError
 from anchorhold.guard.core import Runtime
-from anchorhold.guard.distributed.all_batches import EveryonesBatches
 from anchorhold.guard.distributed.gathering import is_cut_up, refuse_another_model
 from anchorhold.guard.distributed.ranks import ALONE, Ranks, is_one_of_several
-from anchorhold.guard.monitor import Monitor
+from anchorhold.guard.monitor import Monitor, overriding
 from anchorhold.guard.task_classes import Classes, together
-from anchorhold.retention.sample_marks import SampleMarks
+from anchorhold.retention.kept_set import SampleMarks
 from anchorhold.tensors.sharding import added_up_part, is_sharded
+from anchorhold.tensors.summaries import checksum
 
 
 class ReadsBatches(Protocol):
@@ -150,7 +154,7 @@ def look_at_classes(monitors: Sequence[Monitor], classes: Classes, collectors: I
     """Let monitors look at the labels that were read."""
     found = [collector.classes for collector in collectors]
     outputs = None if None in found else min((count for count in found if count is not None), default=None)
-    for monitor in monitors:
+    for monitor in overriding(monitors, "at_labels"):
         monitor.at_labels(classes, outputs)
 
 
@@ -164,3 +168,54 @@ def warn_if_alone_among_several(ranks: Ranks) -> None:
             AnchorholdWarning,
             stacklevel=7,
         )
+
+
+class EveryonesBatches:
+    """The batches of all processes, the same on each: their first ones in the order of ranks, then the second ones.
+
+    Args:
+        batches: this process's own.
+        ranks: the processes that see different batches.
+        measuring_ranks: those that go through all of them together.
+        look: what is done with the first one before it is measured, and may raise.
+    """
+
+    def __init__(
+        self, batches: Iterable[Any], ranks: Ranks, measuring_ranks: Ranks, look: Callable[[Any], None] | None = None
+    ) -> None:
+        self.batches = batches
+        self.ranks = ranks
+        self.measuring_ranks = measuring_ranks
+        self._look = look
+
+    def __iter__(self) -> Iterator[Any]:
+        own = self.measuring_ranks.together(lambda: iter(self.batches))
+        while True:
+            found = self.measuring_ranks.together(lambda: _next_on_the_processor(own))
+            every = [batch for batches in self.ranks.each(lambda: found) for batch in batches]  # noqa: B023 (called here)
+            if self.measuring_ranks.size != self.ranks.size:
+                self._refuse_different(every)
+            if not every:
+                return
+            if self._look is not None:
+                self._look(every[0])
+                self._look = None
+            yield from every
+
+    def _refuse_different(self, batches: list[Any]) -> None:
+        """Refuse batches that are others for another part of the same layers, which would be added up as one's."""
+        numbers = self.measuring_ranks.each(
+            lambda: checksum(leaf for leaf in tree_leaves(batches) if isinstance(leaf, Tensor))
+        )
+        if len(set(numbers)) > 1:
+            raise BatchError(
+                "Processes that have parts of the same layers were given different batches, or other numbers of them; "
+                "expected the same on all of them. Give Guard(..., options=GuardOptions(group=)) the processes that "
+                "see different ones, and a sampler that is the same for all others."
+            )
+
+
+def _next_on_the_processor(batches: Iterator[Any]) -> list[Any]:
+    """Return the next of some batches, if there is one, on the processor, from where it is sent to others."""
+    some = itertools.islice(batches, 1)
+    return [tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, batch) for batch in some]

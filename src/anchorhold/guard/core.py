@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from torch import Tensor, nn
@@ -19,11 +18,11 @@ from anchorhold.guard.arguments.strengths import USUAL, PatternStrengths
 from anchorhold.guard.batch_norm.frozen_statistics import FrozenStatistics, with_statistics
 from anchorhold.guard.distributed.gathering import (
     Gather,
+    OwnParts,
     gathers_layers,
     refuse_unless_copies_agree,
     those_with_parts,
 )
-from anchorhold.guard.distributed.own_parts import OwnParts
 from anchorhold.guard.distributed.ranks import ALONE, Ranks, ddp_wrapper, ranks_of
 from anchorhold.guard.distributed.sharded_matrices import as_parameters_are
 from anchorhold.guard.ledger import Ledger, diagonal_of
@@ -34,11 +33,18 @@ from anchorhold.holds import Held, Hold
 from anchorhold.holds.base import TaskData, TrainingCall
 from anchorhold.retention import KeptSets, Tolerance
 from anchorhold.retention.controller import Control
-from anchorhold.retention.sample_marks import SampleMarks
+from anchorhold.retention.kept_set import SampleMarks
 from anchorhold.settings import plain
 from anchorhold.spaces import SPACES, Space, SpaceName
 from anchorhold.tensors.names import named_parameters
-from anchorhold.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, refuse_partitioned
+from anchorhold.tensors.sharding import (
+    is_sharded,
+    like_parameter,
+    local,
+    refuse_flattened,
+    refuse_partitioned,
+    sharded_among,
+)
 from anchorhold.tensors.storage import Storage
 
 if TYPE_CHECKING:
@@ -299,13 +305,15 @@ class Core:
         self._largest: tuple[Mapping[str, Matrix], int, dict[str, float]] | None = None
         self._norms: tuple[int, dict[str, BatchNorm]] | None = None
         self._space: tuple[int, Space] | None = None
+        self._blocks: tuple[int, Form, list[Block]] | None = None
 
     def choose_gathering(self) -> None:
         """Find out what is gathered at once of a sharded model, which all processes have to ask together."""
-        if any(is_sharded(parameter) for parameter in self.runtime.model.parameters()):
-            self.runtime.measuring_ranks.refuse_unless_equal(
-                {"gather": self.options.gather}
-            )  # or each would wait for another gathering
+        self.runtime.by_layer = False
+        if not sharded_among(self.runtime.model.parameters()):
+            return
+        # Or each would wait for another gathering.
+        self.runtime.measuring_ranks.refuse_unless_equal({"gather": self.options.gather})
         self.runtime.by_layer = gathers_layers(self.runtime.model, self.runtime.ranks, self.options.gather)
         if self.runtime.by_layer:
             refuse_unless_copies_agree(self.runtime.model, self.runtime.measuring_ranks)
@@ -466,7 +474,9 @@ class Core:
 
     def blocks(self, form: Form) -> list[Block]:
         """Return which of what is measured belong together in a form."""
-        return self.space.blocks(form, self.measured)
+        if self._blocks is None or self._blocks[:2] != (self.runtime.version, form):
+            self._blocks = self.runtime.version, form, self.space.blocks(form, self.measured)
+        return self._blocks[2]
 
     def keep_statistics(self) -> None:
         """See to it that the statistics stay as they are that are to."""
@@ -510,8 +520,7 @@ class Core:
     ) -> Matrix:
         """Return an importance as it is kept, beside the parameters of its block; what is kept once, by ``once``."""
         beside = self.measured if parameters is None else parameters
-        rest = partial(ledger.storage.to_storage, parameter=beside[matrix.block.parameters[0]])
-        return as_parameters_are(matrix, beside).map(rest).map(once)
+        return ledger.to_storage(as_parameters_are(matrix, beside), beside[matrix.block.parameters[0]], once)
 
     def to_storage(self, tensor: Tensor, like: Tensor) -> Tensor:
         """Return a tensor as it is kept, beside a parameter and spread as that is."""

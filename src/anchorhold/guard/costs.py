@@ -16,8 +16,8 @@ from anchorhold.forms import Block, Form, Matrix
 from anchorhold.forms.sums import SumMatrix
 from anchorhold.guard.core import Core
 from anchorhold.settings import whole_number
-from anchorhold.tensors.in_words import in_bytes
 from anchorhold.tensors.storage import each_as_it_is, running_dtype
+from anchorhold.tensors.summaries import in_bytes
 
 _SHOWN = 12
 """Blocks that a printed table lists, those that take most."""

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,9 +13,9 @@ from anchorhold.forms.damped import add_damping
 from anchorhold.guard.arguments.strengths import PatternStrengths, total_trace
 from anchorhold.measures import Measure, PathMeasure, SampleMeasure
 from anchorhold.measures.base import Finished, States
-from anchorhold.tensors.in_words import amount, spread
 from anchorhold.tensors.sharding import local, whole_maxima, whole_sums, wrap_local
 from anchorhold.tensors.storage import Once, Storage, each_as_it_is, running_dtype, to_compute
+from anchorhold.tensors.summaries import amount, spread
 
 
 @dataclass(repr=False)
@@ -174,7 +173,12 @@ class Ledger:
     def __post_init__(self) -> None:
         _check_measure(self.measure)
         self.form.check(self.measure)
-        self._refuse_rounding()
+        if self.storage.dtype is torch.bfloat16 and not self.form.supports_bfloat16:
+            raise ConfigurationError(
+                f"state_dtype=torch.bfloat16 with form={self.form.name!r}: rounded to 16 bits, its matrix is no longer "
+                "positive semi-definite, and some directions would be pushed away from the anchor. Leave state_dtype "
+                "out, or take a form that bears it: Kronecker(bits=16), 'rotated' or 'lowrank'."
+            )
         self.damping = self.form.penalty_damping
         if self.form.storage_dtype is not None:
             self.storage = replace(self.storage, dtype=self.form.storage_dtype)
@@ -244,20 +248,13 @@ class Ledger:
         self._refuse_negative(omegas)
         return {name: DiagonalMatrix(name, omega) for name, omega in omegas.items()}, wrapped
 
-    def _refuse_rounding(self) -> None:
-        """Refuse 16 bits for a form whose Q would have directions of its own that weights are pushed away along."""
-        if self.storage.dtype is torch.bfloat16 and not self.form.supports_bfloat16:
-            raise ConfigurationError(
-                f"state_dtype=torch.bfloat16 with form={self.form.name!r}: rounded to 16 bits, its matrix is no longer "
-                "positive semi-definite, and some directions would be pushed away from the anchor. Leave state_dtype "
-                "out, or take a form that bears it: Kronecker(bits=16), 'rotated' or 'lowrank'."
-            )
-
     def _refuse_negative(self, omegas: Mapping[str, Tensor]) -> None:
         """Refuse an importance below 0, by which weights would be pushed away from the anchor."""
+        if self.measure.clamps_total:
+            return
         for name, omega in omegas.items():
             own = local(omega)
-            if not self.measure.clamps_total and own.numel() and float(own.min()) < 0:
+            if own.numel() and float(own.min()) < 0:
                 raise ConfigurationError(
                     f"{self.measure.name} gave an importance of {float(own.min()):g} for a weight of {name!r}; "
                     "expected none below 0. Clamp it, or let clamps_total be True: the total then keeps it, and it "
@@ -273,8 +270,9 @@ class Ledger:
                 f"{name} gave an {what} that {'lacks ' + missing[0] if missing else 'has an unknown ' + unknown[0]}; "
                 "expected one tensor for each protected parameter."
             )
+        own_parts = {key: local(parameter) for key, parameter in parameters.items()}
         for key, tensor in found.items():
-            shape = local(parameters[key]).shape
+            shape = own_parts[key].shape
             if not isinstance(tensor, Tensor) or tensor.shape != shape:
                 given = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise ConfigurationError(
@@ -282,8 +280,8 @@ class Ledger:
                     "number a weight, so that none is spread over others without a word."
                 )
         # What a measure gives back may be one of its states, or the weights themselves, which go on changing.
-        moving = [*parameters.values(), *(t for tensors in self.running.values() for t in tensors.values())]
-        taken = {local(tensor).untyped_storage().data_ptr() for tensor in moving}
+        moving = [*own_parts.values(), *(local(t) for tensors in self.running.values() for t in tensors.values())]
+        taken = {tensor.untyped_storage().data_ptr() for tensor in moving}
         own = {k: t.clone() if t.untyped_storage().data_ptr() in taken else t for k, t in found.items()}
         return {key: wrap_local(own[key], parameters[key]) for key in parameters}
 
@@ -295,20 +293,20 @@ class Ledger:
         self, found: Mapping[str, Matrix], decay: float, parameters: Mapping[str, Tensor]
     ) -> dict[str, Matrix]:
         """Return the total with a task's importance taken in, changing nothing yet."""
-        total, decay, once = dict(self.total), self.decayed(decay), self.once()
+        total, decay, once, kind = dict(self.total), self.decayed(decay), self.once(), self.measure.total
         for name, matrix in found.items():
             like = parameters[matrix.block.parameters[0]]
             added = matrix
-            if name in total and self.measure.total != "replace":
+            if name in total and kind != "replace":
                 known = total[name] if total[name].block == matrix.block else total[name].pad(matrix.block)
                 earlier = known.to(like.device)
                 own = matrix.to(like.device, running_dtype(like))  # measured in turns, it is in storage since
-                if self.measure.total == "average":
+                if kind == "average":
                     before = decay * self.weights.get(name, 0.0)
                     added = own.add(earlier, before).scale(1 / (1 + before))
                 else:
                     added = own.add(earlier, decay)
-            total[name] = added.map(partial(self.storage.to_storage, parameter=like)).map(once)
+            total[name] = self.to_storage(added, like, once)
             if not total[name].is_finite:
                 raise NotFiniteError(
                     f"{self.measure.name}: the importance of {name!r} is not finite, so nothing was consolidated; the "
@@ -316,6 +314,10 @@ class Ledger:
                     "weights; gradients.restart_task() drops what was gathered since the last consolidation."
                 )
         return total
+
+    def to_storage(self, matrix: Matrix, parameter: Tensor, once: Callable[[Tensor], Tensor]) -> Matrix:
+        """Return a matrix as it is kept beside a parameter of its block; of equal tensors one, by ``once``."""
+        return matrix.map(lambda tensor: once(self.storage.to_storage(tensor, parameter)))
 
     def once(self) -> Callable[[Tensor], Tensor]:
         """Return what gives equal tensors of several blocks as one, where the form lets them have any in common."""
@@ -346,8 +348,10 @@ class Ledger:
     def as_held(self, total: dict[str, Matrix]) -> dict[str, Matrix]:
         """Return a total as the hold uses it."""
         found = self._clamped(total)
-        if self.damping:
-            found = self._damped(found)
+        if self.damping:  # λ, a share of the mean of all eigenvalues: weights of importance 0 are held a little too
+            weights = sum(omega.numel() for matrix in found.values() for omega in matrix.diagonal().values())
+            added = self.damping * total_trace(found) / max(1, weights)
+            found = {name: add_damping(matrix, added) for name, matrix in found.items()}
         if self.strengths is None:
             return found
         factors = {name: self.strengths.factor(matrix.block.parameters) for name, matrix in total.items()}
@@ -360,12 +364,6 @@ class Ledger:
             name: matrix.map(lambda tensor: tensor.clamp(min=0)) if isinstance(matrix, DiagonalMatrix) else matrix
             for name, matrix in total.items()
         }
-
-    def _damped(self, held: Mapping[str, Matrix]) -> dict[str, Matrix]:
-        """Return Q + λ with λ a share of the mean of all eigenvalues: weights of importance 0 are held a little too."""
-        weights = sum(omega.numel() for matrix in held.values() for omega in matrix.diagonal().values())
-        added = self.damping * total_trace(held) / max(1, weights)
-        return {name: add_damping(matrix, added) for name, matrix in held.items()}
 
     def restart(self) -> None:
         """Forget the states of the task; the tensors themselves belong to whoever was given them."""

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from anchorhold.adapters import has_adapters
 from anchorhold.errors import ConfigurationError
-from anchorhold.guard.core import Core, Runtime
+from anchorhold.guard.core import Core
 from anchorhold.guard.monitor import AdapterState, Monitor
 from anchorhold.guard.refreshing import refresh, refuse_another_shape
 from anchorhold.guard.stepping.training_calls import TrainingCalls
@@ -61,16 +61,14 @@ def _in_the_model(core: Core, here: Mapping[str, nn.Parameter]) -> dict[str, nn.
 
 def _adapter_state(core: Core, here: Mapping[str, nn.Parameter]) -> AdapterState:
     """Return whether the model has the adapters that hold merged weights, others in their place, or none any more."""
-    if not core.state.merged_anchor or _has_its_adapters(core.runtime, here):
+    # Those of the guard, or what the model is called with in their place for a while.
+    now = ((here.get(name), known) for name, known in core.runtime.parameters.items())
+    if not core.state.merged_anchor or all(
+        p is known or (p is not None and not isinstance(p, nn.Parameter)) for p, known in now
+    ):
         return "same"
     has_some = has_adapters(core.runtime.model, {id(parameter) for parameter in here.values()})
     return "replaced" if has_some else "unloaded"
-
-
-def _has_its_adapters(runtime: Runtime, here: Mapping[str, nn.Parameter]) -> bool:
-    """Whether protected parameters are those of the model, or what it is called with in their place for a while."""
-    now = ((here.get(name), known) for name, known in runtime.parameters.items())
-    return all(p is known or (p is not None and not isinstance(p, nn.Parameter)) for p, known in now)
 
 
 def _value_of(hold: Hold, core: Core, parameters: Mapping[str, nn.Parameter], calls: TrainingCalls) -> Tensor | None:

@@ -4,17 +4,17 @@ Parameters come, go, are frozen and unfrozen, replaced by others and moved to ot
 follows.
 """
 
+from functools import partial
+
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from anchorhold.errors import ConfigurationError, OrderError, ProtectError
-from anchorhold.forms import Matrix
 from anchorhold.guard.arguments.default_space import default_space, warn_of_unmerged
 from anchorhold.guard.arguments.fitting_strengths import check_blocks, check_strengths
 from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.sharded_matrices import refuse_unless_in_parts
 from anchorhold.guard.forget import forget
-from anchorhold.guard.ledger import Ledger
 from anchorhold.spaces import Space, SpaceName
 from anchorhold.tensors.names import named_parameters
 from anchorhold.tensors.sharding import like_parameter, reshard
@@ -56,19 +56,19 @@ def refresh(core: Core) -> None:
         warn_of_unmerged(core)
     for name in [name for name in core.state.anchor if name not in present and core.space.covers(name)]:
         del core.state.anchor[name]  # an adapter was taken away, and its layer has another, or none that acts
+    seen = (core.task.start, *core.state.running())
     for name, parameter in core.runtime.parameters.items():
         anchor = core.state.anchor.get(name)
-        known = [tensors[name] for tensors in (core.task.start, *core.state.running()) if name in tensors]
-        if anchor is None and any(tensor.shape != parameter.shape for tensor in known):
-            forget(core, name)  # another parameter, which takes its first step of this task from here
-        elif anchor is not None and anchor.shape != parameter.shape and name in core.space.in_parts:
-            del core.state.anchor[name]  # of another rank, with the same weight to be held
-        elif anchor is not None:
-            refuse_another_shape(name, anchor, parameter)
-        _follow(core, name, parameter)
-    for ledger in core.state.ledgers.values():
-        for matrices in (ledger.total, ledger.held):
-            _follow_matrices(core, matrices, ledger)
+        if anchor is None:
+            if any(tensors[name].shape != parameter.shape for tensors in seen if name in tensors):
+                forget(core, name)  # another parameter, which takes its first step of this task from here
+        elif anchor.shape != parameter.shape:
+            if name in core.space.in_parts:
+                del core.state.anchor[name]  # of another rank, with the same weight to be held
+            else:
+                refuse_another_shape(name, anchor, parameter)
+    _follow_parameters(core)
+    _follow_measured(core)
 
 
 def refuse_another_shape(name: str, anchor: Tensor, parameter: Tensor) -> None:
@@ -123,7 +123,7 @@ def _hold_in_the_gradient(core: Core) -> None:
 def _taken_by_forms(core: Core, parameters: dict[str, nn.Parameter]) -> tuple[dict[str, nn.Parameter], Space]:
     """Return parameters and their space, or refuse those that a form cannot keep an importance of."""
     form = core.state.driving.form
-    refuse_unless_in_parts(form, dict(named_parameters(core.runtime.model)))
+    refuse_unless_in_parts(form, core.runtime.model)
     space = core.space_of(parameters)
     parameters = space.without_layers(parameters)
     space.check_form(form, parameters)
@@ -132,23 +132,29 @@ def _taken_by_forms(core: Core, parameters: dict[str, nn.Parameter]) -> tuple[di
     return parameters, space
 
 
-def _follow(core: Core, name: str, parameter: Tensor) -> None:
-    """Move what is kept about a parameter to where it belongs now."""
-    storage = core.options.storage
-    resting = [core.state.anchor, core.state.linear_term]
-    kinds = ((storage.to_storage, resting), (storage.exact, [core.task.start]), (storage.running, core.state.running()))
-    for keep, tensors in kinds:
-        for kept in tensors:
-            known = kept.get(name)
-            if known is not None and not storage.is_in_place(known, parameter):
-                kept[name] = keep(like_parameter(known, parameter), parameter)
+def _follow_parameters(core: Core) -> None:
+    """Move what is kept about parameters to where it belongs now."""
+    storage, state = core.options.storage, core.state
+    running = [(storage.running, tensors) for tensors in state.running()]
+    resting = [(storage.to_storage, state.anchor), (storage.to_storage, state.linear_term)]
+    for keep, tensors in (*resting, (storage.exact, core.task.start), *running):
+        for name, kept in tensors.items():
+            parameter = core.runtime.parameters.get(name)
+            if parameter is not None and not storage.is_in_place(kept, parameter):
+                tensors[name] = keep(like_parameter(kept, parameter), parameter)
 
 
-def _follow_matrices(core: Core, matrices: dict[str, Matrix], ledger: Ledger) -> None:
+def _follow_measured(core: Core) -> None:
     """Do the same with importances, those of the diagonal spread as the parameters are."""
-    storage, once = ledger.storage, ledger.once()
-    for name, matrix in list(matrices.items()):
-        like = core.measured.get(matrix.block.parameters[0])
-        if like is None or all(storage.is_in_place(tensor, like) for tensor in matrix.state().values()):
-            continue
-        matrices[name] = core.matrix_to_storage(matrix, ledger, once)
+    measured = core.measured
+    for ledger in core.state.ledgers.values():
+        # What is held mostly is the total itself.
+        for matrices in (ledger.total,) if ledger.held is ledger.total else (ledger.total, ledger.held):
+            once = ledger.once()
+            for name, matrix in matrices.items():
+                like = measured.get(matrix.block.parameters[0])
+                if like is None:
+                    continue
+                is_in_place = partial(ledger.storage.is_in_place, parameter=like)
+                if not all(map(is_in_place, matrix.state().values())):
+                    matrices[name] = core.matrix_to_storage(matrix, ledger, once, measured)

@@ -20,9 +20,9 @@ from anchorhold.guard.stepping.default_pull import Owned, why_explicit
 from anchorhold.holds import Hold
 from anchorhold.holds.of_weights.quadratic import penalty_value
 from anchorhold.measures import FineTune
-from anchorhold.tensors.in_words import amount, spread
 from anchorhold.tensors.sharding import is_sharded, local
 from anchorhold.tensors.storage import to_compute, widest_dtype
+from anchorhold.tensors.summaries import amount, spread
 
 
 def describe(core: Core, attached: Sequence[Optimizer], held_back: Owned) -> str:
@@ -32,7 +32,10 @@ def describe(core: Core, attached: Sequence[Optimizer], held_back: Owned) -> str
         held = _held(core)
     except ConfigurationError as error:
         held = [f"as it is now, the model cannot be held: {error}"]
-    lines = [_what(core, held_back), *held, *_beside(core), *_kept(core.state), _when(core, attached)]
+    whose = ", ".join(type(optimizer).__name__ for optimizer in attached) or "no optimiser"
+    steps = f"{core.task.most_steps} step{'' if core.task.most_steps == 1 else 's'} of task {core.state.tasks + 1}"
+    when = f"attached to {whose}; {steps} seen"
+    lines = [_what(core, held_back), *held, *_beside(core), *_kept(core.state), when]
     return "\n  ".join(lines)
 
 
@@ -234,12 +237,6 @@ def _beside_it(hold: Hold, tasks: int) -> str:
     last = getattr(hold, "last", None)
     loss = "" if last is None else f"; its loss was {float(last):.3g} at the last step"
     return f"beside it holds {hold.name}: {told}{waits}{loss}"
-
-
-def _when(core: Core, attached: Sequence[Optimizer]) -> str:
-    steps = max(core.task.steps.values(), default=0)
-    whose = ", ".join(type(optimizer).__name__ for optimizer in attached) or "no optimiser"
-    return f"attached to {whose}; {steps} step{'' if steps == 1 else 's'} of task {core.state.tasks + 1} seen"
 
 
 def _norms(names: Collection[str]) -> str:

@@ -3,14 +3,14 @@
 A task's importance joins the total, Σ ← γΣ + ω, and the weights of now become the anchor θ*.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from anchorhold.adapters import Change
+from anchorhold.adapters import Change, in_parts
 from anchorhold.engine.batches import Forward
 from anchorhold.errors import NotFiniteError
 from anchorhold.forms import Matrix
@@ -19,17 +19,19 @@ from anchorhold.guard.arguments.fitting_strengths import check_coupled
 from anchorhold.guard.arguments.strengths import strength_from
 from anchorhold.guard.batch_norm.at_consolidation import TaskNorms, norms_of_task
 from anchorhold.guard.core import Core, Runtime
-from anchorhold.guard.distributed.same_run import refuse_unless_same_run
 from anchorhold.guard.ledger import TaskImportance
 from anchorhold.guard.measurement import TaskResult, measure_task, rehearse_task
+from anchorhold.guard.monitor import overriding
 from anchorhold.guard.refreshing import refresh_for
 from anchorhold.guard.retention.keep_inputs import warn_if_measured_from
 from anchorhold.guard.stepping.attachment import Attachment
 from anchorhold.guard.task_holds import check_data_for_holds, end_task_of_holds, rehearse_holds
 from anchorhold.holds.base import TaskData, states_kept
-from anchorhold.retention.sample_marks import SampleMarks
+from anchorhold.retention.kept_set import SampleMarks
 from anchorhold.seeding import undisturbed
-from anchorhold.tensors.finite import is_finite
+from anchorhold.settings import written
+from anchorhold.tensors.sharding import is_finite, is_sharded
+from anchorhold.tensors.summaries import checksum
 
 
 def end_task(
@@ -56,7 +58,7 @@ def end_task(
     # ω of every measure, with the space's coordinates in place of the model's own weights.
     with norms.space.put_in_place() as called, _marked(core.runtime) as marks:
         results = measure_task(core, monitors, norms.batches, forward, within)
-    for monitor in monitors if batches is not None else ():
+    for monitor in overriding(monitors, "at_consolidation") if batches is not None else ():
         monitor.at_consolidation(called)
     for result in results.values():
         result.matrices = norms.space.silenced(result.matrices)
@@ -171,3 +173,44 @@ def _marked(runtime: Runtime) -> Iterator[SampleMarks]:
         yield runtime.marking
     finally:
         runtime.marking = None
+
+
+def refuse_unless_same_run(core: Core, asked: Mapping[str, object]) -> None:
+    """Raise on every rank unless all of them are at the same place of the same run, and are asked for the same.
+
+    What differs is named: a setting, a count of steps, or the parameter whose weights or importance are not the same.
+    """
+    if core.runtime.ranks.size == 1:
+        return
+    facts: dict[str, object] = {
+        "the number of consolidated tasks": core.state.tasks,
+        "the measures": core.state.settings,
+        "the measure that drives the penalty": core.state.driver,
+        "its form": (type(core.state.driving.form).__name__, written(core.state.driving.form)),
+        "the protected parameters": {name: tuple(p.shape) for name, p in core.runtime.parameters.items()},
+        "the steps of this task": core.task.steps,
+        "the strength and the decay": (core.state.strength, core.state.decay),
+        "the strength as it was given": core.state.said_strength,
+        "where the hold is centred": (core.options.anchor_kind, core.options.gradient_term),
+        "whether the hold is implicit": core.state.implicit.value,
+        "the space": core.state.space.value,
+        "the tolerance": None if core.state.tolerance is None else core.state.tolerance.nats,
+        "the kept sets": list(core.state.kept),
+        "the holds": {hold.name: (hold.strength, hold.share, hold.settings()) for hold in core.options.holds},
+        **asked,
+    }
+    totals: dict[str, list[Tensor]] = {}
+    for ledger in core.state.ledgers.values():
+        for matrix in ledger.total.values():
+            totals.setdefault(matrix.block.parameters[0], []).extend(matrix.state().values())
+    for name, change in core.state.merged_anchor.items():
+        kept = [*in_parts(change).values(), *totals.get(name, ())]
+        facts[f"what is known about the merged {name!r} (by checksum)"] = checksum(kept)
+    # Each rank has its own part of a sharded tensor; all others are copies.
+    for name, parameter in core.runtime.parameters.items():
+        if not is_sharded(parameter):
+            every = (core.state.anchor, core.state.linear_term, core.task.start, *core.state.running())
+            kept = [tensors[name] for tensors in every if name in tensors]
+            facts[f"the weights {name!r} (by checksum)"] = checksum([parameter])
+            facts[f"what is known about {name!r} (by checksum)"] = checksum([*kept, *totals.get(name, ())])
+    core.runtime.ranks.refuse_unless_equal(facts)

@@ -36,7 +36,7 @@ class Classes:
         """Return those of a batch's targets: one whole number a sample, or nothing that could be told."""
         if targets is None or targets.ndim != 1 or targets.is_floating_point() or targets.dtype == torch.bool:
             return cls()
-        return cls(frozenset(label for label in targets.unique().tolist() if label >= 0), len(targets))
+        return cls(frozenset(targets[targets >= 0].unique().tolist()), len(targets))
 
     def __or__(self, other: "Classes") -> "Classes":
         labels = self.labels | other.labels

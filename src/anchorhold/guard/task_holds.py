@@ -16,7 +16,7 @@ from anchorhold.guard.distributed.ranks import Ranks
 from anchorhold.holds import Held, Hold
 from anchorhold.holds.base import TaskData
 from anchorhold.seeding import undisturbed
-from anchorhold.tensors.sharding import is_sharded
+from anchorhold.tensors.sharding import sharded_among
 
 
 def check_data_for_holds(core: Core, batches: Iterable[Any] | None) -> None:
@@ -51,7 +51,7 @@ def rehearse_holds(core: Core, batches: Iterable[Any] | None, forward: Forward |
             stack.callback(hold.roll_back, hold.snapshot())
         for hold in taking:
             hold.end_task(held._replace(sums=hold.task_sums(held)))
-        if not any(map(is_sharded, core.runtime.model.parameters())):  # all processes would have to run it together
+        if not sharded_among(core.runtime.model.parameters()):  # all processes would have to run it together
             for hold in taking:
                 hold.value(held._replace(tasks=core.state.tasks + 1))
 

@@ -12,9 +12,8 @@ from anchorhold.holds.of_batches.dark_experience import DarkExperience
 from anchorhold.holds.of_batches.distillation import Distillation
 from anchorhold.holds.of_batches.replay import Replay
 from anchorhold.holds.of_weights.asymmetric import Asymmetric
-from anchorhold.holds.of_weights.linear_term import LinearTerm
 from anchorhold.holds.of_weights.merged_weights import MergedWeights
-from anchorhold.holds.of_weights.quadratic import Quadratic
+from anchorhold.holds.of_weights.quadratic import LinearTerm, Quadratic
 from anchorhold.holds.of_weights.variational import Variational
 from anchorhold.holds.projection import Projection
 from anchorhold.registry import Registry, registering_class

@@ -21,10 +21,9 @@ from anchorhold.forms.layers import layer_blocks
 from anchorhold.holds.base import Held, Hold
 from anchorhold.holds.input_spaces import HardSpace, InputSpace, SoftSpace
 from anchorhold.settings import choice, first_match, number, numbers_by_pattern, whole_number
-from anchorhold.tensors.finite import is_finite
 from anchorhold.tensors.matrices import products_in
 from anchorhold.tensors.names import named_parameters
-from anchorhold.tensors.sharding import is_sharded
+from anchorhold.tensors.sharding import is_finite, is_sharded
 from anchorhold.tensors.storage import running_dtype
 
 Method = Literal["gpm", "owm"]

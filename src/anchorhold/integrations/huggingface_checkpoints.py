@@ -19,8 +19,8 @@ from anchorhold.guard.distributed.ranks import Ranks
 from anchorhold.guard.state import files as state_files
 from anchorhold.integrations.callbacks import STATE_NAME, state_file, task_free_state
 from anchorhold.task_free import TaskFree
-from anchorhold.tensors.checksums import checksum, earlier_checksum
 from anchorhold.tensors.sharding import is_sharded
+from anchorhold.tensors.summaries import checksum, earlier_checksum
 
 _MARK = "holdfast"
 """Where the Trainer's state says which ``train()`` it is of; and in a guard's file, which checkpoint."""

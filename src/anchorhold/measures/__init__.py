@@ -7,11 +7,10 @@ from typing import Any, TypeVar
 from anchorhold.errors import ConfigurationError
 from anchorhold.measures.asymmetric import AsymmetricSI
 from anchorhold.measures.base import Measure, PathMeasure, SampleMeasure, WeightMeasure
-from anchorhold.measures.online import OnlineEWC
 from anchorhold.measures.path_integral import SI, SIB, SIU
 from anchorhold.measures.recurrences import unbiased_alpha
 from anchorhold.measures.riemannian_walk import RWalk
-from anchorhold.measures.sampled import MAS, AbsoluteFisher, Fisher, RootFisher
+from anchorhold.measures.sampled import MAS, AbsoluteFisher, Fisher, OnlineEWC, RootFisher
 from anchorhold.measures.second_moment import SOS, PosteriorPrecision
 from anchorhold.measures.weights import L2, FineTune, Magnitude
 from anchorhold.registry import Registry, require_name

@@ -3,12 +3,13 @@
 import dataclasses
 from typing import ClassVar, Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from anchorhold.engine.phi import ABSOLUTE, SQUARE, Phi
 from anchorhold.engine.scores import Labels, LikelihoodName, LogLikelihood, OutputNorm, Per, Positions, Score
-from anchorhold.measures.base import SampleMeasure
-from anchorhold.settings import added, whole_number, yes_or_no
+from anchorhold.measures.base import Finished, SampleMeasure, TaskRecord
+from anchorhold.settings import added, number, whole_number, yes_or_no
 
 K = TypeVar("K", bound="LikelihoodMeasure")
 
@@ -226,3 +227,43 @@ class MAS(SampleMeasure):
 def _sample_limit(samples: int | None) -> int | None:
     expected = "a whole number of at least 1, or None for all"
     return None if samples is None else whole_number("samples", samples, expected, least=1)
+
+
+@with_settings
+@dataclasses.dataclass(frozen=True)
+class OnlineEWC(Fisher):
+    r"""EWC's importance, each task's scaled to a mean of 1, and old ones faded by γ.
+
+    .. math:: F^* \leftarrow \gamma\,F^* + \frac{F}{\operatorname{mean} F}
+
+    The mean is over all protected weights. Schwarz et al. 2018, arXiv 1805.06370.
+
+    Args:
+        decay: γ, by which the total is multiplied before a task's importance is added; times the guard's own.
+        normalise: whether each task's importance is divided by its mean, so that tasks count alike.
+    """
+
+    decay: float = 0.95
+    normalise: bool = True
+
+    choose_when: ClassVar[str] = "Many tasks, of which old ones may fade; or tasks whose Fishers differ in size."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        yes_or_no("normalise", self.normalise)
+        expected = "a number from 0 to 1 (1 keeps all)"
+        self._set("decay", float(number("decay", self.decay, expected, lambda gamma: 0 <= gamma <= 1)))
+
+    @property
+    def name(self) -> str:
+        """Its name, whatever its labels."""
+        return "online-EWC"
+
+    def finish(self, task: TaskRecord) -> Finished:
+        """Return the Fisher information of the task, scaled."""
+        found = super().finish(task).importance
+        if not self.normalise:
+            return Finished(found)
+        weights = task.sum({name: torch.ones_like(omega) for name, omega in found.items()})
+        mean = task.sum(found) / max(1.0, weights)
+        return Finished({name: omega / (mean or 1.0) for name, omega in found.items()})

@@ -17,7 +17,11 @@ def adapted_weights(model: nn.Module) -> "dict[str, Tensor] | None":
     """Return the weights by the base model's names, adapters merged into them; ``None`` for a model without any."""
     get_base = getattr(model, "get_base_model", None)
     if callable(get_base):
-        _refuse_prompts(model)
+        if len(getattr(model, "prompt_encoder", None) or ()):
+            raise ModelError(
+                f"{type(model).__name__} has learned prompts, which are no weights of the base model and cannot be "
+                "merged."
+            )
         model = get_base()
     if not any(map(_has_adapter, model.modules())):
         return dict(model.state_dict()) if callable(get_base) else None
@@ -75,11 +79,3 @@ def _instead(module: nn.Module) -> nn.Module | None:
     if getattr(module, "disable_adapters", False) or active[0] not in copies:
         return original
     return copies[active[0]]
-
-
-def _refuse_prompts(model: nn.Module) -> None:
-    """Refuse adapters that are no change of any weight."""
-    if getattr(model, "prompt_encoder", None) is not None and len(getattr(model, "prompt_encoder", ())):
-        raise ModelError(
-            f"{type(model).__name__} has learned prompts, which are no weights of the base model and cannot be merged."
-        )

@@ -16,13 +16,13 @@ from anchorhold.merging import tensor_files
 from anchorhold.merging.common_names import CommonNames
 from anchorhold.merging.given_forms import GivenForm, ModelForm, given_forms, groups, traces
 from anchorhold.merging.given_models import Adapted, GivenModel, InFiles, InMemory, Model, given_model
-from anchorhold.merging.lone_factors import lone_factors, said_of
+from anchorhold.merging.lora_files import lone_factors, said_of
 from anchorhold.merging.normal_equations import Pull, solved
 from anchorhold.merging.shares import Share, all_shares
 from anchorhold.merging.tensor_files import Described
 from anchorhold.settings import choice, number
-from anchorhold.tensors.finite import is_finite
 from anchorhold.tensors.pieces import LARGE_PIECE, PIECE
+from anchorhold.tensors.sharding import is_finite
 from anchorhold.tensors.storage import widest_dtype
 
 Normalise = Literal["network", "layers", "none"]
@@ -126,7 +126,8 @@ class Merging:
             _refuse_the_same_memory(first, model)
         self._warned: set[str] = set()
         self._tell_types()
-        self._tell_factors()
+        if alone := lone_factors(self._common.names, [partial(self._read, model) for model in self.models]):
+            warn(said_of(alone))
 
     @property
     def said(self) -> str:
@@ -205,10 +206,6 @@ class Merging:
                 f"{mixed[0]!r}{_and_others(mixed)} are {kinds}; the result is "
                 f"{self._common.dtype(mixed[0])}. Give dtype= to have another."
             )
-
-    def _tell_factors(self) -> None:
-        if alone := lone_factors(self._common.names, [partial(self._read, model) for model in self.models]):
-            warn(said_of(alone))
 
     def _types(self, name: str) -> set[torch.dtype]:
         own = [(model, self._common.own_name(model, name)) for model in self.models]

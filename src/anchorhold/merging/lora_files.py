@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,14 @@ from anchorhold.errors import ConfigurationError, StateError
 from anchorhold.merging import tensor_files
 from anchorhold.merging.shares import EXPECTED
 from anchorhold.settings import checked_share, require
-from anchorhold.tensors.finite import is_finite
+from anchorhold.tensors.sharding import is_finite
 from anchorhold.tensors.storage import running_dtype
 from anchorhold.whole_files import write_tensors, write_whole
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _FACTOR = re.compile(r"^(?P<module>.+)\.(?P<kind>lora_A|lora_B|lora_embedding_A|lora_embedding_B)(\.weight)?$")
+_A = re.compile(r"(?P<layer>.*\.)?(?P<kind>lora_(embedding_)?)A(?P<adapter>\..+)?")
 
 
 def is_adapter(path: Path) -> bool:
@@ -183,7 +184,10 @@ def merge_adapters(
     second = after if isinstance(after, LoraAdapter) else LoraAdapter.read(after)
     first = before if before is None or isinstance(before, LoraAdapter) else LoraAdapter.read(before)
     if first is not None:
-        _refuse_other_layout(first, second)
+        for key in ("base_model_name_or_path", "fan_in_fan_out"):
+            one, other = first.config.get(key), second.config.get(key)
+            said = f"Adapters with {key}={one!r} and {other!r}"
+            require((one or None) == (other or None), said, "two of one base model")
     trained = sorted({*second.replaced, *(first.replaced if first else ())})
     if trained and (first is None or first.replaced.keys() != second.replaced.keys()):
         raise ConfigurationError(
@@ -232,12 +236,43 @@ def _padded(a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     )
 
 
-def _refuse_other_layout(first: LoraAdapter, second: LoraAdapter) -> None:
-    """Refuse two adapters that cannot be of one base model."""
-    for key in ("base_model_name_or_path", "fan_in_fan_out"):
-        one, other = first.config.get(key), second.config.get(key)
-        require((one or None) == (other or None), f"Adapters with {key}={one!r} and {other!r}", "two of one base model")
-
-
 def _names(path: Path) -> Iterator[str]:
     yield from tensor_files.described(path)
+
+
+def lone_factors(names: Sequence[str], read: Sequence[Callable[[str], Tensor]]) -> list[tuple[str, str]]:
+    """Return A and B, by name, of each pair that both differ: where one alone does, their means are exact.
+
+    A module with adapters is taken as the weights that it stands for, and so is the folder of an adapter. A state dict
+    does not say by what the product is multiplied, so all that can be done is to say so.
+
+    Args:
+        names: of the tensors that are merged.
+        read: of each model, what returns its tensor of a name.
+    """
+    known = set(names)
+    found = []
+    for name in names:
+        if match := _A.fullmatch(name):
+            other = f"{match['layer'] or ''}{match['kind']}B{match['adapter'] or ''}"
+            if other in known and _differs(name, read) and _differs(other, read):
+                found.append((name, other))
+    return found
+
+
+def said_of(pairs: Sequence[tuple[str, str]]) -> str:
+    """Say what becomes of such factors, and what to do."""
+    (a, b), more = pairs[0], len(pairs) - 1
+    others = f" and {more} other pair{'s' if more > 1 else ''}" if more else ""
+    return (
+        f"{a!r} and {b!r}{others} are the factors of LoRA adapters, and each is merged by itself: the product of two "
+        "means is not the mean of what the adapters add to the weights. Merge them into the weights first "
+        "(merge_and_unload), or give the models, or the folders that the adapters were saved to, in the place of state "
+        "dicts: those are taken as the weights that they stand for. To have an adapter again, use "
+        "anchorhold.merging.merge_adapters, or guard.average(share) after training."
+    )
+
+
+def _differs(name: str, read: Sequence[Callable[[str], Tensor]]) -> bool:
+    first, *others = (each(name) for each in read)
+    return any(not torch.equal(first, other.to(first)) for other in others)

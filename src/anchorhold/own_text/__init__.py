@@ -3,7 +3,7 @@
 For rehearsal and distillation, and as the data for the Fisher information where the old data is gone.
 """
 
-from anchorhold.own_text.pieces import Kind, Piece
+from anchorhold.own_text.text_folder import Kind, Piece
 from anchorhold.own_text.write import write_text
 from anchorhold.own_text.written_text import OwnText
 

@@ -8,20 +8,63 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from anchorhold.errors import DamagedError, StateError, StoreError, warn
-from anchorhold.own_text.pieces import Kind, Piece
+from anchorhold.errors import DamagedError, ModelError, StateError, StoreError, warn
+from anchorhold.tensors.sharding import is_sharded
 from anchorhold.whole_files import read_tensors, write_tensors, write_whole
 
 _ASKED = "asked.json"
 _FORMAT = 1
 _NAMES = {"numbers", "begun", "lengths", "tokens", "log_probabilities"}
 _TOP = {"top_tokens", "top_log_probabilities"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One text.
+
+    Args:
+        number: which it is; a piece depends on the seed and on its number alone.
+        tokens: of all of it, ``[T]``, with the beginning and the end token if there is one.
+        begun: how many of them are the beginning, which was given.
+        log_probabilities: of the tokens that were written, in nats, as the model has them: at temperature 1, of all
+            tokens.
+        top_tokens: the most probable tokens in the place of each that was written, ``[T − begun, k]``, where asked for.
+        top_log_probabilities: theirs.
+    """
+
+    number: int
+    tokens: Tensor
+    begun: int
+    log_probabilities: Tensor
+    top_tokens: Tensor | None = None
+    top_log_probabilities: Tensor | None = None
+
+    @property
+    def written(self) -> Tensor:
+        """The tokens that were written."""
+        return self.tokens[self.begun :]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What pieces have in common.
+
+    Args:
+        ends: tokens that end a piece; none if there are none.
+        padding: the token that stands where a piece of a batch is over; no label and no mask counts it.
+        named: whether the batches are those of one of Hugging Face's models, which have names.
+    """
+
+    ends: tuple[int, ...] = ()
+    padding: int = 0
+    named: bool = True
 
 
 class TextFolder:
@@ -99,6 +142,27 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[list[Piece], Kind]:
             "prompts come first, so they are no fair sample. Call write_text() with the same model again for the rest."
         )
     return pieces, Kind(tuple(there["ends"]), there["padding"], there["named"])
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Return a digest of all that a model's outputs depend on: weights, saved buffers and adapters that are in use."""
+    digest = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            if is_sharded(value):
+                raise ModelError(
+                    f"{name} is spread over several processes, so no process can tell whose text a folder holds. Write "
+                    "the text before the model is sharded, or without store=."
+                )
+            whole = value.detach().cpu().contiguous().reshape(-1)
+            digest.update(whole.view(torch.uint8).numpy().data)
+    for name, module in model.named_modules():
+        # PEFT can switch adapters off, or others on, without touching a weight.
+        off, active = (getattr(module, own, None) for own in ("disable_adapters", "active_adapters"))
+        if isinstance(off, bool) and isinstance(active, list):
+            digest.update(f"{name} {off} {active}\n".encode())
+    return digest.hexdigest()
 
 
 def digest_of_tokens(texts: Iterable[list[int]]) -> str:

@@ -20,11 +20,8 @@ from anchorhold.own_text.first_look import (
     with_a_cache_that_works,
 )
 from anchorhold.own_text.model_reader import Writer, as_writer
-from anchorhold.own_text.next_tokens import Choice
-from anchorhold.own_text.piece_batches import Manner, write_pieces
-from anchorhold.own_text.pieces import Kind, Piece
-from anchorhold.own_text.text_folder import TextFolder, digest_of_tokens
-from anchorhold.own_text.weights_digest import weights_digest
+from anchorhold.own_text.piece_batches import Choice, Manner, write_pieces
+from anchorhold.own_text.text_folder import Kind, Piece, TextFolder, digest_of_tokens, weights_digest
 from anchorhold.own_text.written_text import OwnText
 from anchorhold.seeding import undisturbed
 from anchorhold.settings import number, whole_number

@@ -13,8 +13,7 @@ from torch.utils.data import Dataset
 
 from anchorhold.engine.scores.outputs import IGNORED
 from anchorhold.errors import ConfigurationError
-from anchorhold.own_text.pieces import Kind, Piece
-from anchorhold.own_text.text_folder import read_folder
+from anchorhold.own_text.text_folder import Kind, Piece, read_folder
 from anchorhold.settings import choice, whole_number
 
 Labels = Literal["written", "all"]

@@ -6,7 +6,7 @@ guard's file has them: they have one of their own.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from anchorhold.engine.batches import Batch, Forward, KeptInputs, call_model, check_batches
+from anchorhold.engine.batches import Batch, Forward, KeptInputs, call_model, check_batches, read_batch
 from anchorhold.engine.conventions import BatchReader
 from anchorhold.engine.isolation import evaluation_mode
 from anchorhold.errors import AnchorholdError, BatchError, ConfigurationError, OrderError, Warned
@@ -28,10 +28,10 @@ from anchorhold.retention.predictions import (
     summed_loss,
 )
 from anchorhold.retention.report import SetRetention
-from anchorhold.retention.sample_marks import marks_of
 from anchorhold.seeding import generator_for
 from anchorhold.settings import whole_number
 from anchorhold.tensors.sharding import reshard
+from anchorhold.tensors.summaries import row_checksums
 
 SAMPLES = 500
 """How many samples are kept of what is given."""
@@ -339,3 +339,58 @@ def _as_given(batch: Batch) -> Any:
 def _reader(model: nn.Module) -> BatchReader:
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     return BatchReader(device, model)
+
+
+MOST_MARKED = 4096
+"""Samples of a task that are marked, the first ones."""
+MOST_TASKS = 64
+"""Of how many tasks marks are kept, the last ones: two MiB in all."""
+
+
+@dataclass
+class SampleMarks:
+    """A number for each of some samples: that of their inputs, whatever batches they come in.
+
+    By these checksums it is seen whether two sets of inputs have some in common: nothing else is kept.
+    """
+
+    tasks: list[set[int]] = field(default_factory=lambda: [set()])
+
+    def note(self, batch: Any, limit: int | None = None) -> None:
+        """Mark samples of a batch, up to as many as are marked of a task, or fewer."""
+        latest = self.tasks[-1]
+        left = (MOST_MARKED if limit is None else min(MOST_MARKED, limit)) - len(latest)
+        if left > 0:
+            latest |= set(_marks(batch, left))
+
+    def take(self, others: "SampleMarks") -> None:
+        """Take over another task's marks."""
+        self.tasks = [*self.tasks, *others.tasks][-MOST_TASKS:]
+
+    def shared_with(self, marks: Sequence[int]) -> int:
+        """Return how many samples of some marks are marked here too."""
+        return sum(any(mark in task for task in self.tasks) for mark in marks)
+
+
+def marks_of(batches: Iterable[Any]) -> list[int]:
+    """Return the marks of some batches' samples, the first ones, as many as are marked of a task."""
+    found: list[int] = []
+    for batch in batches:
+        found += _marks(batch, MOST_MARKED - len(found))
+        if len(found) >= MOST_MARKED:
+            break
+    return found
+
+
+def _marks(batch: Any, most: int) -> list[int]:
+    """Return the marks of the first samples of a batch, by what the model is given of them."""
+    leaves = tree_flatten(batch.inputs if isinstance(batch, Batch) else batch)[0]
+    device = next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), torch.device("cpu"))
+    read = batch if isinstance(batch, Batch) else read_batch(batch, device)
+    own = [
+        leaf[:most]
+        for place, leaf in enumerate(tree_flatten(read.inputs)[0])
+        if place not in read.shared and isinstance(leaf, Tensor) and leaf.layout is torch.strided
+    ]
+    found: list[int] = row_checksums(own).tolist() if own else []
+    return found

@@ -7,7 +7,7 @@ Every use gathers, so all processes that have parts must compute the same things
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +69,9 @@ class GatheredAtUse(Tensor):
         """Return all of a parameter, or what lies in it with a size, strides and an offset."""
         assert is_sharded(parts)
         size, stride, offset = geometry or (parts.shape, _meta(parts, dtype).stride(), 0)
-        device = parts.device if parts.device.type == parts.device_mesh.device_type else _device_of(parts)
+        device = parts.device
+        if device.type != parts.device_mesh.device_type:  # they rest elsewhere, and are computed with there
+            device = torch.empty(0, device=parts.device_mesh.device_type).device
         made = Tensor._make_wrapper_subclass(  # noqa: SLF001 (torch's own way to such tensors)
             cls, size, strides=stride, storage_offset=offset, dtype=dtype, device=device
         )
@@ -121,12 +123,6 @@ def gathered_at_use(most: int) -> Callable[[Tensor], nn.Parameter]:
     return made
 
 
-def _device_of(parts: Tensor) -> torch.device:
-    """Return the device that parts which rest elsewhere are computed with on."""
-    assert is_sharded(parts)
-    return torch.empty(0, device=parts.device_mesh.device_type).device
-
-
 def _meta(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty(tensor.shape, dtype=dtype, device="meta")
 
@@ -144,12 +140,8 @@ def _refuse_to_write(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
             continue
         given = args[place] if place < len(args) else kwargs.get(argument.name)
         if any(isinstance(leaf, GatheredAtUse) for leaf in tree_leaves(given)):
-            _refuse_writing(func)
-
-
-def _refuse_writing(func: Any) -> NoReturn:
-    raise ModelError(
-        f"The model's forward pass writes to one of its parameters (by {func}), of which a process has a part alone "
-        "while layers are gathered one at a time. Write to parameters after the optimiser's step instead, or give "
-        "Guard(..., options=GuardOptions(gather='model'))."
-    )
+            raise ModelError(
+                f"The model's forward pass writes to one of its parameters (by {func}), of which a process has a part "
+                "alone while layers are gathered one at a time. Write to parameters after the optimiser's step "
+                "instead, or give Guard(..., options=GuardOptions(gather='model'))."
+            )

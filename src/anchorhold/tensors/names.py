@@ -11,7 +11,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 # How torch calls the module inside torch.compile's and checkpoint_wrapper's; importing their types would take seconds.
-_RESERVED = ("_orig_mod", "_checkpoint_wrapped_module")
+_RESERVED = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 
 
 def named_parameters(model: nn.Module, *, remove_duplicate: bool = True) -> list[tuple[str, nn.Parameter]]:
@@ -32,10 +32,22 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(bare(name), module) for name, module in model.named_modules()]
 
 
+def has_module(model: nn.Module, kind: type | tuple[type, ...]) -> bool:
+    """Return whether one of a model's modules is of a type; each type that they have is asked about once."""
+    return any(issubclass(each, kind) for each in set(map(type, model.modules())))
+
+
 def bare_names(model: nn.Module) -> Callable[[str], str]:
     """Return how to find a name in the bare model."""
     wrappers = (DataParallel, DistributedDataParallel, AveragedModel)
-    inner = {f"{path}.module".lstrip(".") for path, module in model.named_modules() if isinstance(module, wrappers)}
+    inner: set[str] = set()
+    is_wrapped = False
+    for path, module in model.named_modules():
+        is_wrapped = is_wrapped or not _RESERVED.isdisjoint(path.split("."))
+        if isinstance(module, wrappers):
+            inner.add(f"{path}.module".lstrip("."))
+    if not is_wrapped and not inner:
+        return str
 
     def bare(name: str) -> str:
         parts = name.split(".")

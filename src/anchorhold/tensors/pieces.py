@@ -32,7 +32,7 @@ def in_pieces(tensors: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
     Of sharded tensors, which all have to be spread alike, they are pieces of this process's own part. A tensor whose
     memory is laid out unlike the others' cannot be cut alike, so all are yielded whole.
     """
-    tensors = [local(tensor) for tensor in tensors]
+    tensors = [tensor if type(tensor) is Tensor else local(tensor) for tensor in tensors]
     length = PIECE if tensors[0].device.type == "cpu" else LARGE_PIECE
     if tensors[0].numel() <= length or not all(tensor.is_contiguous() for tensor in tensors):
         yield tensors

@@ -4,6 +4,7 @@ What is kept about a parameter (anchor, importance, running state) is spread as 
 then happens on each process's own part, with no communication at all.
 """
 
+import functools
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeGuard, TypeVar
@@ -19,19 +20,28 @@ if TYPE_CHECKING:
 
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
+_WHOLE = (Tensor, nn.Parameter)
+"""The types of tensors that are not spread: a parameter that is has the type of its DTensor."""
+
 
 def is_sharded(tensor: object) -> "TypeGuard[DTensor]":
     """Whether a tensor is spread over several processes."""
-    if type(tensor) is Tensor:  # as most are, and this is asked a dozen times a step
+    if type(tensor) in _WHOLE:  # as most are, and this is asked a dozen times a step
         return False
     # As long as nobody has imported the module there is no DTensor, and importing it takes a second.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def sharded_among(tensors: Iterable[Tensor]) -> "list[DTensor]":
+    """Return those of some tensors that are spread over several processes."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return [] if module is None else [tensor for tensor in tensors if isinstance(tensor, module.DTensor)]
+
+
 def local(tensor: MaybeTensor) -> MaybeTensor:
     """Return this process's part of a tensor, sharing its memory; without gradients."""
-    if not is_sharded(tensor):
+    if type(tensor) in _WHOLE or not is_sharded(tensor):
         return tensor
     with torch.no_grad():
         return tensor.to_local()
@@ -111,22 +121,16 @@ def whole_maxima(tensors: Sequence[Tensor]) -> list[Tensor]:
             own = local(tensor)  # nothing, where there are fewer rows than processes
             most = own.max() if own.numel() else own.new_full((), -torch.inf)
             meshes.setdefault(tensor.device_mesh, []).append(most)
-    meshes = {mesh: _as_precise_as_any(parts) for mesh, parts in meshes.items()}
-    return plain + [whole(_largest_of_all(torch.stack(parts).max(), mesh)) for mesh, parts in meshes.items()]
-
-
-def _as_precise_as_any(parts: list[Tensor]) -> list[Tensor]:
-    """Return numbers in one precision, the highest that one of them has, single at least."""
-    dtype = torch.float32
-    for part in parts:
-        dtype = torch.promote_types(dtype, part.dtype)
-    return [part.to(dtype) for part in parts]
-
-
-def _largest_of_all(own: Tensor, mesh: "DeviceMesh") -> Tensor:
+    if not meshes:
+        return plain
     from torch.distributed.tensor import DTensor, Partial  # noqa: PLC0415 (not in every build of torch)
 
-    return DTensor.from_local(own, mesh, [Partial("max")] * mesh.ndim, run_check=False)
+    for mesh, parts in meshes.items():
+        # In one precision, the highest that one of them has, single at least.
+        dtype = functools.reduce(torch.promote_types, [part.dtype for part in parts], torch.float32)
+        own = torch.stack([part.to(dtype) for part in parts]).max()
+        plain.append(whole(DTensor.from_local(own, mesh, [Partial("max")] * mesh.ndim, run_check=False)))
+    return plain
 
 
 def like_parameter(tensor: Tensor, parameter: Tensor) -> Tensor:
@@ -205,3 +209,10 @@ def reshard(model: nn.Module) -> None:
         for part in model.modules():
             if isinstance(part, module.FSDPModule):
                 part.reshard()
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether this process's part of a tensor holds neither NaN nor infinity."""
+    own = local(tensor.detach())
+    # The sum, five times as fast, is not finite if any element is not; the reverse is rare, and then looked into.
+    return bool(own.sum().isfinite()) or bool(own.isfinite().all())

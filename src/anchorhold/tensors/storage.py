@@ -66,10 +66,10 @@ class Storage:
 
     def is_in_place(self, kept: Tensor, parameter: Tensor) -> bool:
         """Whether a tensor lies where it should."""
-        return kept.device == self._device(parameter) and is_sharded(kept) == is_sharded(parameter)
+        return kept.device == (self.device or parameter.device) and is_sharded(kept) == is_sharded(parameter)
 
     def _placed(self, tensor: Tensor, parameter: Tensor) -> Tensor:
-        device = self._device(parameter)
+        device = self.device or parameter.device
         if tensor.device == device:
             return tensor
         if is_sharded(parameter):
@@ -80,9 +80,6 @@ class Storage:
         moved = tensor.to(device)
         # Only pinned memory is read by a GPU without the processor's help.
         return moved.pin_memory() if device.type == "cpu" and parameter.device.type == "cuda" else moved
-
-    def _device(self, parameter: Tensor) -> torch.device:
-        return parameter.device if self.device is None else self.device
 
 
 def to_compute(kept: Tensor, parameter: Tensor) -> Tensor:

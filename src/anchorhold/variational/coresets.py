@@ -14,8 +14,7 @@ from torch.func import functional_call
 
 from anchorhold.errors import BatchError, ConfigurationError, NotFiniteError, shortened
 from anchorhold.settings import number, whole_number
-from anchorhold.variational.gaussians import Gaussian, kl
-from anchorhold.variational.mean_field import LOG_VARIANCE, layers_of, mean_field_layers
+from anchorhold.variational.mean_field import LOG_VARIANCE, Gaussian, kl, layers_of, mean_field_layers
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

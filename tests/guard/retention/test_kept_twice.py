@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import anchorhold
-from anchorhold.retention import kept_set, sample_marks
-from anchorhold.retention.sample_marks import SampleMarks, marks_of
-from anchorhold.tensors.checksums import row_checksums
+from anchorhold.retention import kept_set
+from anchorhold.retention.kept_set import SampleMarks, marks_of
+from anchorhold.tensors.summaries import row_checksums
 from tests.guard.helpers import batch, net
 from tests.helpers import grouped
 
@@ -87,8 +87,8 @@ def test_no_state_has_the_marks_and_a_copy_of_the_guard_does():
 
 
 def test_so_many_are_marked_and_of_so_many_tasks(monkeypatch):
-    monkeypatch.setattr(sample_marks, "MOST", 10)
-    monkeypatch.setattr(sample_marks, "MOST_TASKS", 2)
+    monkeypatch.setattr(kept_set, "MOST_MARKED", 10)
+    monkeypatch.setattr(kept_set, "MOST_TASKS", 2)
     marks, x = SampleMarks(), torch.arange(60.0).view(30, 2)
     marks.note(x[:8])
     marks.note(x[8:])

@@ -7,7 +7,7 @@ it is given: the input as ``[N, ...]``, δ as ``[V, N, ...]`` for V rows of scor
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -231,6 +231,11 @@ def is_parameter(tensor: object) -> bool:
     if isinstance(tensor, nn.Parameter):
         return True
     return isinstance(tensor, Tensor) and tensor.requires_grad and isinstance(tensor._base, nn.Parameter)
+
+
+def without(parts: Mapping[str, Part], names: Collection[str]) -> Mapping[str, Part]:
+    """Return the parts, by their roles, of all but some parameters."""
+    return {role: part for role, part in parts.items() if part.name not in names} if names else parts
 
 
 def disjoint(parts: Iterable[Part]) -> bool:

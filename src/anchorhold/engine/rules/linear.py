@@ -14,9 +14,6 @@ from anchorhold.engine.rules.base import Products, Rule, phi_of_products, regist
 class Linear(Rule):
     r"""``y = x Wᵀ + b``, so a sample's gradient is :math:`\sum_t \delta_t a_t^T` over its positions t."""
 
-    def __init__(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(input, {"weight": weight, "bias": bias})
-
     def gradients(self, role: str, a: Tensor, delta: Tensor) -> Tensor:
         """Return ``Σ_t δ_t a_tᵀ`` or ``Σ_t δ_t``."""
         a, delta = _positions(a, delta)
@@ -37,7 +34,7 @@ class Linear(Rule):
 
     def inputs(self, a: Tensor) -> Tensor:
         """Return a of every position."""
-        return a.reshape(len(a), _places(a), a.shape[-1])
+        return a.reshape(len(a), math.prod(a.shape[1:-1]), a.shape[-1])
 
     def products(self, a: Tensor, delta: Tensor) -> Products:
         """Return δ and a of every position."""
@@ -72,26 +69,22 @@ class Projection(Linear):
 @register_rule(F.linear)
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Linear | None:
     """Bind ``F.linear``; a weight that is a vector, which gives one number and no features, has no rule."""
-    return Linear(input, weight, bias) if weight.ndim == 2 else None
+    return Linear(input, {"weight": weight, "bias": bias}) if weight.ndim == 2 else None
 
 
 @register_rule(torch.matmul, Tensor.matmul, Tensor.__matmul__)
 def matmul(input: Tensor, weight: Tensor) -> Projection | None:
     """Bind ``input @ weight``."""
-    return Projection(input, weight) if weight.ndim == 2 and input.ndim >= 2 else None
+    return Projection(input, {"weight": weight}) if weight.ndim == 2 and input.ndim >= 2 else None
 
 
 @register_rule(torch.addmm)
 def addmm(bias: Tensor, input: Tensor, weight: Tensor, **scaling: float) -> Projection | None:
     """Bind ``addmm(bias, input, weight)``; scaled ones have no rule."""
-    return None if scaling or bias.ndim != 1 else Projection(input, weight, bias)
+    return None if scaling or bias.ndim != 1 else Projection(input, {"weight": weight, "bias": bias})
 
 
 def _positions(a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
     """View ``a`` as ``[N, T, in]`` and δ as ``[V, N, T, out]``."""
-    places = _places(a)
+    places = math.prod(a.shape[1:-1])  # not -1, which a layer without features leaves open
     return a.reshape(len(a), places, a.shape[-1]), delta.reshape(*delta.shape[:2], places, delta.shape[-1])
-
-
-def _places(a: Tensor) -> int:
-    return math.prod(a.shape[1:-1])  # not -1, which a layer without features leaves open

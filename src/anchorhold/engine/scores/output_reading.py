@@ -55,7 +55,7 @@ class OutputReading:
         """The likelihood in words, and what decided it; ``None`` where outputs are taken as they are."""
         return None if self.likelihood is None else f"{self.likelihood} ({self.why})"
 
-    @property
+    @cached_property
     def dim(self) -> int:
         """The dimension that holds the outputs of one position."""
         return -1 if self.class_dim is None else self.class_dim

@@ -17,8 +17,8 @@ from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 from torch.utils._pytree import tree_flatten
 
 from anchorhold.engine.batches import Batch, Forward
-from anchorhold.engine.isolation import version_of
-from anchorhold.engine.rules.base import Part
+from anchorhold.engine.isolation import versions_of
+from anchorhold.engine.rules.base import Part, without
 from anchorhold.engine.tracing.samples import SampleLayout, layout_of, layout_of_shapes, same_values, samples_stay_apart
 from anchorhold.engine.tracing.uses import Use, read_graph, record
 from anchorhold.errors import ModelError
@@ -79,7 +79,7 @@ class Site:
 
     use: Use
     reading: Reading
-    wanted: dict[str, Part]
+    wanted: Mapping[str, Part]
 
     @cached_property
     def edges(self) -> list[GradientEdge]:
@@ -95,22 +95,22 @@ class Site:
 
     def delta(self, arrived: list[Tensor | None]) -> Tensor | None:
         """Return δ as ``[V, N, ...]``, or ``None`` where nothing arrived."""
-        shapes = [shape for _, shape in self.use.additions] if self.reading.broadcast else [self.use.shape]
-        total = None
-        for delta, shape, layout in zip(arrived, shapes, self.reading.arrivals, strict=True):
-            if delta is not None:
-                one = self._one(delta.reshape(len(delta), *shape), layout)
-                total = one if total is None else total + one
+        use, reading, total = self.use, self.reading, None
+        shapes = [shape for _, shape in use.additions] if reading.broadcast else [use.shape]
+        for delta, shape, layout in zip(arrived, shapes, reading.arrivals, strict=True):
+            if delta is None:
+                continue
+            one = delta.reshape(len(delta), *shape)
+            if layout is None:
+                one = one.unsqueeze(1)
+            elif reading.broadcast:
+                one = layout.unbroadcast(one, use.shape, 1)
+            elif reading.input is None:  # an expanded parameter
+                one = layout.unbroadcast(one, use.rule.input.shape, 1)
+            else:
+                one = layout.samples_first(one, lead=1)
+            total = one if total is None else total + one
         return total
-
-    def _one(self, delta: Tensor, layout: SampleLayout | None) -> Tensor:
-        if layout is None:
-            return delta.unsqueeze(1)
-        if self.reading.broadcast:
-            return layout.unbroadcast(delta, self.use.shape, 1)
-        if self.reading.input is None:  # an expanded parameter
-            return layout.unbroadcast(delta, self.use.rule.input.shape, 1)
-        return layout.samples_first(delta, lead=1)
 
 
 @dataclass
@@ -167,7 +167,7 @@ class Plan:
         without_rule |= {other for name in without_rule for other in coupled.get(name, ())} & parameters.keys()
         sites = []
         for use, reading in read:
-            wanted = {role: part for role, part in use.parts.items() if part.name not in without_rule}
+            wanted = without(use.parts, without_rule)
             if wanted:
                 sites.append(Site(use, reading, wanted))
         return sites, without_rule
@@ -198,8 +198,8 @@ def plan_key(
     Where data decide on a model's path, two others would give another plan, and other bits.
     """
     # A reference that does not keep the model: a sharded one's twin is made for a pass, whole, and goes after it.
-    watched = tuple((name, id(parameter)) for name, parameter in parameters.items())
-    weights = tuple(version_of(parameter) for parameter in model.parameters())
+    watched = tuple(zip(parameters, map(id, parameters.values()), strict=True))
+    weights = tuple(versions_of(model.parameters()))
     leaves, structure = tree_flatten(inputs)
     return weakref.ref(model), id(forward), watched, weights, str(structure), *map(_content, leaves)
 
@@ -329,10 +329,13 @@ def _read(one: Use, two: Use) -> Reading | None:
 def _plan(readings: list[Reading | None], uses: list[Use], outputs: Tensor, saved: int = 0) -> Plan:
     """Return a plan with an estimate of the memory: what a forward pass keeps, and each row on its way back."""
     samples = max(1, len(outputs))
-    made = sum(use.bytes for use in uses)
+    made = row = sample = 0
+    for use in uses:
+        made += use.bytes
+        row = max([row, *map(use.rule.row_numel, use.parts)])
+        sample = max(sample, use.rule.sample_numel())
+    row, sample = row * outputs.element_size(), sample * outputs.element_size()
     kept = max(saved, made)
-    row = max((use.rule.row_numel(role) for use in uses for role in use.parts), default=0) * outputs.element_size()
-    sample = max((use.rule.sample_numel() for use in uses), default=0) * outputs.element_size()
     # The softmax of a row is worked out in float64, with a few intermediates.
     scores = 6 * 8 * outputs.numel() // samples
     way = max(1, 2 * kept // samples)

@@ -9,8 +9,10 @@ sent to it, as many as expected by coincidence; both are put back later, so that
 those of each sample's outputs must arrive where that sample is read, and nowhere else.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -202,7 +204,8 @@ def route_of(outputs: Tensor) -> Route:
                 pending.append(following)
             entry.append((number, place))
             parameters_only = parameters_only and type(following).__name__ == "AccumulateGrad"
-        entry.extend(_whole(getattr(node, name)) for name in _numbers_of(kind))
+        if names := _numbers_of(kind):
+            entry.extend([_whole(getattr(node, name)) for name in names])
         way.append(tuple(entry))
         if not parameters_only:
             # A function of the user's own, or a compiled one, does what it likes.
@@ -225,15 +228,12 @@ def samples_stay_apart(outputs: Tensor, sites: Sequence[Readable]) -> bool:
     row = torch.randn(outputs.shape[1:], generator=generator, device=outputs.device, dtype=torch.float32)
     plain = row.to(outputs.dtype).expand(outputs.shape)
     scaled = plain * factors.view(-1, *[1] * row.ndim)
-    first, second = (
-        list(torch.autograd.grad(outputs, edges, sent, retain_graph=True, allow_unused=True))
-        for sent in (plain, scaled)
-    )
+    rows: list[Iterator[Tensor | None]] = []
+    for sent in (plain, scaled):
+        arrived = torch.autograd.grad(outputs, edges, sent, retain_graph=True, allow_unused=True)
+        rows.append(iter([None if g is None else g.unsqueeze(0) for g in arrived]))
     for site in sites:
-        one, two = (
-            site.delta([None if g is None else g.unsqueeze(0) for g in (arrived.pop(0) for _ in site.edges)])
-            for arrived in (first, second)
-        )
+        one, two = [site.delta(list(itertools.islice(row, len(site.edges)))) for row in rows]
         if one is not None and two is not None and not _scaled_by(factors, one[0].flatten(1), two[0].flatten(1)):
             return False
     return True
@@ -261,9 +261,6 @@ def _takes_part(node: Node, samples: int) -> bool:
     return bool(sizes[dim] % samples == 0)  # else samples do not lie along that dimension
 
 
-_saved_numbers: dict[type[Node], tuple[str, ...]] = {}
-
-
 def _whole(held: object) -> object:
     """Return whole numbers that a node holds; others, such as a slope, move nothing."""
     if isinstance(held, list | tuple):
@@ -271,13 +268,9 @@ def _whole(held: object) -> object:
     return held if isinstance(held, int) else None
 
 
+@cache
 def _numbers_of(kind: type[Node]) -> tuple[str, ...]:
     """Return the names of what a kind of node holds besides tensors and their sizes."""
-    if kind not in _saved_numbers:
-        names = set(dir(kind))
-        _saved_numbers[kind] = tuple(
-            name
-            for name in sorted(names)
-            if name.startswith("_saved_") and f"_raw{name}" not in names and "_sym_" not in name
-        )
-    return _saved_numbers[kind]
+    names = set(dir(kind))
+    saved = [name for name in sorted(names) if name.startswith("_saved_") and "_sym_" not in name]
+    return tuple(name for name in saved if f"_raw{name}" not in names)

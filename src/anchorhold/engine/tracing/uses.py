@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from anchorhold.engine.batches import Forward
-from anchorhold.engine.isolation import is_renormed, version_of
+from anchorhold.engine.isolation import renormed_among, versions_of
 from anchorhold.engine.rules import RULES
 from anchorhold.engine.rules.base import Part, Rule, part_of
 from anchorhold.engine.rules.embedding import Embedding
@@ -51,14 +51,12 @@ class Writes:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.parameters = dict(model.named_parameters())
-        self.versions = self._versions()
+        self.versions = versions_of(self.parameters.values())
         self.kept: dict[str, _Kept] = {}
 
     def before(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Keep the parameters that a call writes to, as far as its name or its arguments tell."""
         name, in_place = _name_of(func)
-        if not in_place and "out" not in kwargs and not kwargs.get("inplace"):
-            return
         targets = (args[:1], kwargs) if in_place or "out" not in kwargs else kwargs["out"]
         for target in tree_leaves(targets):
             if isinstance(target, Tensor) and target.layout is torch.strided:
@@ -72,6 +70,8 @@ class Writes:
 
     def undo(self) -> _Kept | None:
         """Put back what was changed, and return the first of it."""
+        if not self.kept:
+            return None
         changed = [kept for kept in self.kept.values() if not _same(kept.parameter.data, kept.values)]
         for kept in changed:
             # The pass has given the parameter other memory: its own comes back first, then the values in it.
@@ -90,9 +90,9 @@ class Writes:
                 "after the optimiser's step instead, or in the forward pass with a tensor of its own: w = "
                 "self.weight.clamp(-1, 1)."
             )
-        versions = zip(self.parameters, self.versions, self._versions(), strict=True)
-        for name in [name for name, before, after in versions if before != after]:
-            if name not in self.kept and id(self.parameters[name]) not in self._parametrised:
+        versions = zip(self.parameters, self.versions, versions_of(self.parameters.values()), strict=True)
+        for name, before, after in versions:
+            if before != after and name not in self.kept and id(self.parameters[name]) not in self._parametrised:
                 raise ModelError(
                     f"The model's forward pass wrote to its parameter {name!r} in a way that cannot be undone, so its "
                     "weights may be other ones now: load them again. Write to parameters after the optimiser's step "
@@ -119,9 +119,6 @@ class Writes:
         # The address of tensors without memory, which share none.
         found.pop(0, None)
         return found
-
-    def _versions(self) -> list[int]:
-        return [version_of(parameter) for parameter in self.parameters.values()]
 
 
 _WRITING = {"__i", "__s"}
@@ -166,11 +163,8 @@ class Use:
         self.bytes = out.numel() * out.element_size()
         self.version = rule.input._version
         self.additions: list[tuple[GradientEdge, torch.Size]] = []
-
-    @property
-    def signature(self) -> tuple[type, tuple[Part, ...]]:
+        self.signature = type(rule), tuple(parts.values())
         """The rule and the parameters, which have to be the same from batch to batch for a plan to hold."""
-        return type(self.rule), tuple(self.parts.values())
 
     @property
     def input_changed(self) -> bool:
@@ -184,7 +178,7 @@ class Recorder(TorchFunctionMode):
     def __init__(self, parameters: Mapping[str, nn.Parameter], writes: Writes) -> None:
         super().__init__()
         self.writes = writes
-        self.names = {id(parameter): name for name, parameter in parameters.items()}
+        self.names = dict(zip(map(id, parameters.values()), parameters, strict=True))
         self.uses: list[Use] = []
         self._by_output: MutableMapping[Tensor, Use] = WeakIdKeyDictionary()
 
@@ -200,29 +194,32 @@ class Recorder(TorchFunctionMode):
         if func in _OPENED:
             with self:
                 return _OPENED[func](*args, **kwargs)
-        self.writes.before(func, args, kwargs)
+        if _name_of(func)[1] or "out" in kwargs or kwargs.get("inplace"):
+            self.writes.before(func, args, kwargs)
         if func in _DIFFERENTIATIONS:
             for use in self.uses:
                 use.differentiated = True
-        rule = _bound(func, args, kwargs)
+        rule = _bound(func, args, kwargs) if func in RULES else None
         parts: dict[str, Part] = {}
-        if rule is not None:
-            found = {role: part_of(parameter, self.names) for role, parameter in rule.parameters.items()}
-            parts = {role: part for role, part in found.items() if part is not None}
-        watched = {id(rule.parameters[role]) for role in parts} if rule is not None else set()
+        watched: dict[int, Tensor] = {}
+        for role, parameter in rule.parameters.items() if rule is not None else ():
+            part = part_of(parameter, self.names)
+            if part is not None:
+                parts[role] = part
+                watched[id(parameter)] = parameter
+        given = map(id, (*args, *kwargs.values()))
         # A parameter that is also the call's input, as in F.linear(p, p), is more than the rule accounts for.
-        if rule is None or sum(id(x) in watched for x in (*args, *kwargs.values())) != len(parts) or not parts:
+        if rule is None or not parts or sum(map(watched.__contains__, given)) != len(parts):
             out = func(*args, **kwargs)
             if func in _ADDITIONS and not kwargs:
                 self._note_addition(out, args)
             return out
         try:
-            stand_ins = {id(x): x.detach().requires_grad_() for role in parts for x in [rule.parameters[role]]}
+            stand_ins = {place: parameter.detach().requires_grad_() for place, parameter in watched.items()}
         except RuntimeError:
             return func(*args, **kwargs)  # inside one of torch.func's transforms, which has no leaves
-        out = func(
-            *(stand_ins.get(id(x), x) for x in args), **{key: stand_ins.get(id(x), x) for key, x in kwargs.items()}
-        )
+        named = {key: stand_ins.get(id(x), x) for key, x in kwargs.items()} if kwargs else kwargs
+        out = func(*[stand_ins.get(id(x), x) for x in args], **named)
         if out.requires_grad:  # not so under no_grad, where the call adds nothing to any gradient
             use = Use(rule, parts, out)
             self.uses.append(use)
@@ -240,7 +237,7 @@ class Recorder(TorchFunctionMode):
 
 def read_graph(outputs: Tensor, parameters: Mapping[str, nn.Parameter]) -> tuple[set[str], Counter[Node]]:
     """Return which parameters the graph behind ``outputs`` leads to, and the number of edges into each node."""
-    names = {id(parameter): name for name, parameter in parameters.items()}
+    names = dict(zip(map(id, parameters.values()), parameters, strict=True))
     reached: set[str] = set()
     edges: Counter[Node] = Counter()
     pending = [outputs.grad_fn] if outputs.grad_fn is not None else []
@@ -258,11 +255,8 @@ def read_graph(outputs: Tensor, parameters: Mapping[str, nn.Parameter]) -> tuple
 
 
 def _bound(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rule | None:
-    bind = RULES.get(func)
-    if bind is None:
-        return None
     try:
-        return bind(*args, **kwargs)
+        return RULES[func](*args, **kwargs)
     except TypeError:
         return None  # an unusual form of the call, such as one with out=
 
@@ -327,16 +321,19 @@ def record(
             "The model's outputs hold NaN or infinity; expected numbers. Check the inputs for NaN, and the weights for "
             "divergence."
         )
-    _check_renormed(parameters, recorder.uses, outputs)
+    if shortened := renormed_among(parameters):
+        _check_shortened(shortened, parameters, recorder.uses, outputs)
     return recorder.uses, outputs
 
 
-def _check_renormed(parameters: Mapping[str, nn.Parameter], uses: list[Use], outputs: Tensor) -> None:
+def _check_shortened(
+    tables: list[str], parameters: Mapping[str, nn.Parameter], uses: list[Use], outputs: Tensor
+) -> None:
     """Raise ModelError if an embedding shortens rows of a table (``max_norm``) that the model uses elsewhere too.
 
     What that other use sees depends on which rows were looked up before, by this sample or by others.
     """
-    for name in [name for name, parameter in parameters.items() if is_renormed(parameter)]:
+    for name in tables:
         own = [use.rule for use in uses if any(part.name == name for part in use.parts.values())]
         looked_up = [isinstance(rule, Embedding) and rule.shortens for rule in own]
         if not all(looked_up) or (own and name in read_graph(outputs, parameters)[0]):

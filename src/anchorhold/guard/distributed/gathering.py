@@ -5,20 +5,23 @@ must use the same layers in the same order. So each of them is given the samples
 and adds up its own part of the parameters alone: what is kept needs no sum over processes in the end.
 """
 
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from anchorhold.engine.accumulator import SampleAccumulator
 from anchorhold.engine.batches import Forward, call_model
 from anchorhold.engine.isolation import evaluation_mode
+from anchorhold.engine.phi import Phi
+from anchorhold.engine.reductions import Arrival, Reduction, at_least_single
 from anchorhold.engine.tracing.samples import same_values
 from anchorhold.errors import ConfigurationError, ModelError
 from anchorhold.guard.distributed.ranks import Ranks
-from anchorhold.tensors.checksums import checksum
-from anchorhold.tensors.sharding import is_sharded, reshard, whole
+from anchorhold.tensors.sharding import is_sharded, like_parameter, local, reshard, sharded_among, whole
 from anchorhold.tensors.storage import free_bytes
+from anchorhold.tensors.summaries import checksum
 
 Gather = Literal["model", "layers"]
 """What each process gathers of a sharded model to measure it from data: all of it at once, or a layer at a time."""
@@ -42,7 +45,7 @@ def checked_gather(gather: str | None) -> Gather | None:
 
 def gathers_layers(model: nn.Module, ranks: Ranks, asked: Gather | None) -> bool:
     """Return whether layers are to be gathered one at a time, which all processes have to ask together."""
-    sharded = [parameter for parameter in model.parameters() if is_sharded(parameter)]
+    sharded = sharded_among(model.parameters())
     if not sharded:
         return False
     if is_cut_up(model, ranks):
@@ -68,7 +71,7 @@ def gathers_layers(model: nn.Module, ranks: Ranks, asked: Gather | None) -> bool
 
 def is_cut_up(model: nn.Module, ranks: Ranks) -> bool:
     """Whether more processes have parts of a model than see different batches: tensor parallelism."""
-    return any(is_sharded(p) and p.device_mesh.size() != ranks.size for p in model.parameters())
+    return any(p.device_mesh.size() != ranks.size for p in sharded_among(model.parameters()))
 
 
 def those_with_parts(model: nn.Module, ranks: Ranks) -> Ranks:
@@ -77,7 +80,7 @@ def those_with_parts(model: nn.Module, ranks: Ranks) -> Ranks:
 
     if not is_cut_up(model, ranks):
         return ranks
-    meshes = [parameter.device_mesh for parameter in model.parameters() if is_sharded(parameter)]
+    meshes = [parameter.device_mesh for parameter in sharded_among(model.parameters())]
     mesh = max(meshes, key=lambda mesh: mesh.size())
     if mesh.size() == distributed.get_world_size():
         return Ranks(distributed.group.WORLD)
@@ -123,3 +126,70 @@ def _another(what: str) -> ModelError:
         f"With its layers whole, the model {what}: it counts on being cut up, as one does that has fewer heads of "
         "attention on each process. Use a measure along the path, such as SOS() or SI(), or gradients.microbatches()."
     )
+
+
+class OwnParts(Reduction):
+    """Adds up φ of every element of the gradients, of this process's parts of the parameters alone.
+
+    It is for where all processes see every sample.
+
+    Args:
+        phi: φ.
+        parameters: the sharded ones, by name.
+    """
+
+    one_sample_at_a_time: ClassVar[bool] = True
+
+    def __init__(self, phi: Phi, parameters: Mapping[str, Tensor]) -> None:
+        self.phi = phi
+        self.parameters = dict(parameters)
+        with torch.inference_mode(False):
+            self.sums = {
+                name: torch.zeros_like(local(p.detach()), dtype=at_least_single(p.dtype), device=_device(p))
+                for name, p in parameters.items()
+            }
+        self._rows = {name: _own_rows(p) for name, p in parameters.items()}
+
+    def add(self, arrival: Arrival) -> None:
+        """Let the rule add up φ; of a weight that is cut into rows, of those of them that are this process's."""
+        rule, a, delta = arrival.rule, arrival.input, arrival.delta
+        for role, part in arrival.parts.items():
+            rows = self._rows[part.name]
+            own = rule.delta_of_rows(role, delta, rows) if rows is not None and part.geometry is None else None
+            if own is not None:
+                self.sums[part.name].add_(rule.importance(role, a, own, self.phi))
+                continue
+            found = rule.importance(role, a, delta, self.phi)
+            if part.geometry is not None:
+                whole = found.new_zeros(self.parameters[part.name].shape)
+                part.within(whole).add_(found)
+                found = whole
+            self._add(part.name, found)
+
+    def add_gradients(self, gradients: Mapping[str, Tensor], lead: int) -> None:
+        """Add φ of the gradients."""
+        for name, own in gradients.items():
+            found = own.to(self.sums[name].dtype)
+            self._add(name, self.phi.sum(found, tuple(range(lead))) if lead else self.phi(found))
+
+    def _add(self, name: str, found: Tensor) -> None:
+        parameter = self.parameters[name]
+        self.sums[name].add_(local(like_parameter(found, parameter)).to(self.sums[name].device))
+
+
+def _device(parameter: Tensor) -> torch.device | str:
+    """Return where a process computes with a parameter, which may rest elsewhere."""
+    return parameter.device_mesh.device_type if is_sharded(parameter) else parameter.device
+
+
+def _own_rows(parameter: Tensor) -> Tensor | None:
+    """Return which rows of a parameter are this process's, where it is cut into rows and in no other way."""
+    if not is_sharded(parameter) or parameter.ndim < 2:
+        return None
+    from torch.distributed.tensor import Shard, distribute_tensor  # noqa: PLC0415 (not in every build of torch)
+
+    if not all(each.is_replicate() or (type(each) is Shard and each.dim == 0) for each in parameter.placements):
+        return None
+    mesh, rows = parameter.device_mesh, torch.arange(len(parameter))
+    own = distribute_tensor(rows.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
+    return local(own)

@@ -4,6 +4,7 @@ A single process is a group of one, for which all of this costs nothing. Nothing
 ``torch.distributed`` until there is a group, since not every build of torch has it.
 """
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from anchorhold.errors import AnchorholdError, ConfigurationError
-from anchorhold.tensors.sharding import is_sharded
+from anchorhold.errors import AnchorholdError, ConfigurationError, OrderError
+from anchorhold.tensors.names import has_module
+from anchorhold.tensors.sharding import sharded_among
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,6 +43,8 @@ class Ranks:
 
         Otherwise the others would go on alone, and wait for it for ever. The work itself must not wait for other ranks.
         """
+        if self.size == 1:
+            return work()
         done: list[T] = []
         self.each(lambda: done.append(work()))
         return done[0]
@@ -55,7 +59,11 @@ class Ranks:
             value = work()
         except Exception as error:  # noqa: BLE001 (whatever it is, the other ranks are told, and it is raised below)
             raised = error
-        outcomes = self._gather(_Outcome(value, None if raised is None else _told(raised)))
+        from torch import distributed  # noqa: PLC0415 (see the module's docstring)
+
+        outcomes: list[Any] = [None] * self.size
+        own = _Outcome(value, None if raised is None else _told(raised))
+        distributed.all_gather_object(outcomes, own, group=self.group)
         if raised is not None:
             # Its own error as it is, with its traceback; the others get its words.
             raise raised
@@ -64,13 +72,6 @@ class Ranks:
                 kind, message = outcome.failure
                 raise kind(f"Rank {rank} of {self.size}: {message}")
         return [outcome.value for outcome in outcomes]
-
-    def _gather(self, outcome: _Outcome) -> list[_Outcome]:
-        from torch import distributed  # noqa: PLC0415 (see the module's docstring)
-
-        outcomes: list[Any] = [None] * self.size
-        distributed.all_gather_object(outcomes, outcome, group=self.group)
-        return outcomes
 
     def from_first(self, work: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return what some work comes to on the first rank, the same tensors to the last bit on each."""
@@ -159,7 +160,7 @@ def ranks_of(model: nn.Module, group: "ProcessGroup | None") -> Ranks:
 def is_fully_sharded(model: nn.Module) -> bool:
     """Whether ``fully_shard`` (FSDP2) was applied to a model, or to parts of it."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
+    return fsdp is not None and has_module(model, fsdp.FSDPModule)
 
 
 def ddp_wrapper(model: nn.Module) -> DistributedDataParallel | None:
@@ -185,7 +186,7 @@ def _data_group(model: nn.Module) -> "ProcessGroup":
     from torch import distributed  # noqa: PLC0415
     from torch.distributed.tensor import Replicate  # noqa: PLC0415
 
-    sharded = next(parameter for parameter in model.parameters() if is_sharded(parameter))
+    sharded = sharded_among(model.parameters())[0]
     mesh = sharded.device_mesh
     if mesh.ndim == 1:
         group: ProcessGroup = mesh.get_group()
@@ -213,3 +214,21 @@ def _told(error: Exception) -> tuple[type[AnchorholdError], str]:
     if isinstance(error, AnchorholdError):
         return type(error), str(error)
     return AnchorholdError, f"it stopped with {type(error).__name__}: {error}"
+
+
+def refuse_unless_averaging(model: nn.Module) -> None:
+    """Refuse a sharded model whose processes' gradients would come together later, or as another multiple."""
+    modules: list[Any] = [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
+    states = [module._get_fsdp_state() for module in modules]  # noqa: SLF001
+    for group in itertools.chain.from_iterable(getattr(state, "_fsdp_param_groups", ()) for state in states):
+        if not (getattr(group, "reduce_grads", True) and getattr(group, "all_reduce_grads", True)):
+            raise OrderError(
+                "FSDP was told not to bring gradients together, as for all but the last micro-batch of a step: what "
+                "each process has is its own alone. Call model.set_requires_gradient_sync(True) first."
+            )
+        factor = getattr(group, "gradient_divide_factor", None)
+        if factor is not None:
+            raise OrderError(
+                f"FSDP was told to divide sums of gradients by {factor:g} (set_gradient_divide_factor); expected their "
+                "mean over the processes. Measure before that is set, or with a model of its own."
+            )

@@ -7,11 +7,12 @@ process alike, and each keeps its own rows of it. Between steps the memory of Q 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import DiagonalMatrix, Form, Matrix
 from anchorhold.forms.base import Displacement
+from anchorhold.tensors.names import named_parameters
 from anchorhold.tensors.sharding import is_sharded, like_parameter, whole, whole_together
 
 if TYPE_CHECKING:
@@ -151,12 +152,11 @@ def as_parameters_are(matrix: Matrix, parameters: Mapping[str, Tensor]) -> Matri
     return ShardedMatrix.of(matrix, parameters)
 
 
-def refuse_unless_in_parts(form: Form, parameters: Mapping[str, Tensor]) -> None:
-    """Refuse a form of matrices that cannot be kept in parts, of parameters that are."""
-    sharded = {name: p for name, p in parameters.items() if is_sharded(p)}
-    if not sharded or form.elementwise:
+def refuse_unless_in_parts(form: Form, model: nn.Module) -> None:
+    """Refuse a form of matrices that cannot be kept in parts, of a model's parameters that are."""
+    first = "" if form.elementwise else next((name for name, p in named_parameters(model) if is_sharded(p)), "")
+    if not first:
         return
-    first = next(iter(sharded))
     if form.name not in FORMS:
         raise ConfigurationError(
             f"form={form.name!r} with parameters that are spread over processes, such as {first!r}: its matrix cannot "

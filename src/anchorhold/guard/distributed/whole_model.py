@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.tensors.gathered_at_use import gathered_at_use
-from anchorhold.tensors.sharding import is_sharded, whole
+from anchorhold.tensors.sharding import is_sharded, sharded_among, whole
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
@@ -27,7 +27,7 @@ def whole_model(
     processes may give it different numbers of batches. Or, by layer, every use of a parameter gathers it, and all
     processes have to give their twins the same batches in the same order.
     """
-    if not any(is_sharded(parameter) for parameter in model.parameters()):
+    if not sharded_among(model.parameters()):
         return model, dict(parameters)
     fill = gathered_at_use(largest_layer(model)) if by_layer else _gathered
     filled: dict[int, nn.Parameter] = {}

@@ -14,9 +14,8 @@ from anchorhold.guard.distributed.ranks import Ranks
 from anchorhold.guard.task_classes import Classes
 from anchorhold.measures import SampleMeasure
 from anchorhold.measures.recurrences import add_batch_gradient_, squares_of_single_samples
-from anchorhold.tensors.checksums import checksum
-from anchorhold.tensors.finite import is_finite
-from anchorhold.tensors.sharding import local
+from anchorhold.tensors.sharding import is_finite, local
+from anchorhold.tensors.summaries import checksum
 
 
 class MeanKey(NamedTuple):

@@ -24,8 +24,7 @@ from anchorhold.guard.batches import (
     warn_if_alone_among_several,
 )
 from anchorhold.guard.core import Core, GuardState
-from anchorhold.guard.distributed.fsdp_averaging import refuse_unless_averaging
-from anchorhold.guard.distributed.ranks import is_fully_sharded
+from anchorhold.guard.distributed.ranks import is_fully_sharded, refuse_unless_averaging
 from anchorhold.guard.microbatches.batch_scores import BatchScore, Scored
 from anchorhold.guard.microbatches.gradient_sums import (
     GradientSums,

@@ -88,13 +88,10 @@ def _why_no_mean_of(measure: SampleMeasure) -> str:
 
 
 def _those_that_can() -> str:
-    ready = [name for name in MEASURES if not why_not(MEASURES[name]()) and _looks(MEASURES[name]())]
+    every = {name: MEASURES[name]() for name in MEASURES}
+    ready = [name for name, each in every.items() if not why_not(each) and (each.needs.data or each.needs.path)]
     return (
         f"Those that can: {', '.join(ready)}, and sqrtFisher and online-EWC with labels='sampled' or 'true'. For any "
         "other, call consolidate(batches), of a model that no device can hold with Guard(..., "
         "options=GuardOptions(gather='layers'))."
     )
-
-
-def _looks(measure: Measure) -> bool:
-    return measure.needs.data or measure.needs.path

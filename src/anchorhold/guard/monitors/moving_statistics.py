@@ -17,7 +17,7 @@ class MovingStatistics(Monitor):
         core = self.core
         if not core.state.anchor or not core.state.strength or core.options.batch_norm is not None:
             return
-        if core.runtime.warned.about(self.name):
+        if not core.norms or core.runtime.warned.about(self.name):
             return
         moving = [name for name, norm in core.norms.items() if norm.training and norm.momentum != 0]
         if moving and any(core.largest_importance.values()):

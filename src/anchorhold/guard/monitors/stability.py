@@ -40,7 +40,7 @@ class Stability(Monitor):
     def before_step(self, step: Step) -> None:
         """Warn before a step that would be the first of ever larger swings."""
         core, optimizer, owned = self.core, step.optimizer, step.parameters
-        if not core.state.is_anchored or not core.state.strength or core.state.implicit.value:
+        if core.state.implicit.value or not core.state.strength or not core.state.is_anchored:
             return
         groups, rates = sgd_groups(optimizer), sgd_rates(optimizer)
         if not groups:

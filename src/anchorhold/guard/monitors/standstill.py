@@ -1,7 +1,7 @@
 r"""Warn of a hold after steps that is so strong that weights stand still.
 
 Pulled after a step, nothing diverges, however strong the hold: of all that lies between the weights and their anchor,
-:math:`(1 + 2\eta cQ)^{-1}` is left (implicit steps, in ``holds/of_weights/implicit.py``). Where hold and task are in
+:math:`(1 + 2\eta cQ)^{-1}` is left (implicit steps, in ``holds/of_weights/quadratic.py``). Where hold and task are in
 balance that is nearly all of it. Where next to nothing is left, each step is undone whole, and nothing is learned.
 """
 

@@ -62,7 +62,7 @@ class TaskShare(Monitor):
         """Note the task's own gradient, before the hold's joins it."""
         core, taken = self.core, step.taken
         self._noted = {}
-        held = core.state.is_anchored and core.state.strength and not core.state.implicit.value
+        held = not core.state.implicit.value and core.state.strength and core.state.is_anchored
         # A tolerance looks after its strength, and what further holds add is not of the strength's size.
         if not held or core.state.tolerance is not None or core.options.holds or self._warned_of == core.state.strength:
             return
@@ -79,10 +79,10 @@ class TaskShare(Monitor):
     def after_pull(self, step: Step) -> None:
         """Look at what the optimizer gets in its place, and warn if that has been the pull's for some steps."""
         noted, self._noted = self._noted, {}
+        if not noted:
+            return
         optimizer, taken = step.optimizer, step.taken
         parts = [_parts(task, step.parameters[n].grad) for n, task in noted.items()]
-        if not parts:
-            return
         left, whole = torch.stack([part.to(parts[0].device) for part in parts]).sum(0)
         if taken == 0:
             self._accounts[optimizer] = _Account(left / whole, torch.zeros_like(left), torch.zeros_like(whole))

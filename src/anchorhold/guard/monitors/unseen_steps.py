@@ -47,7 +47,8 @@ class UnseenSteps(Monitor):
 
     def __init__(self, core: "Core") -> None:
         super().__init__(core)
-        self._attached: WeakSet[Optimizer] = WeakSet()
+        self.attached: WeakSet[Optimizer] = WeakSet()
+        """The optimizers that the guard is attached to."""
         self._met: WeakSet[Optimizer] = WeakSet()
         self._warned = False
         self.within_a_step = False
@@ -57,7 +58,7 @@ class UnseenSteps(Monitor):
 
     def watch(self, optimizers: Sequence[Optimizer], trained: Mapping[str, nn.Parameter]) -> None:
         """Look at these attached optimizers and the protected parameters that they train."""
-        self._attached = WeakSet(optimizers)
+        self.attached = WeakSet(optimizers)
         self._warned = False
         self.within_a_step = False
         self._end_probing()
@@ -65,13 +66,17 @@ class UnseenSteps(Monitor):
         apart = max(1, len(chosen) // PROBES)
         self._probes = [_Probe(self, name, parameter) for name, parameter in chosen[::apart][:PROBES]]
         self._left = PATIENCE
-        _watch(self)
+        with _lock:
+            _watching.add(self)
+            if not _hooked:
+                _hooked.append(register_optimizer_step_pre_hook(out_of_graphs(_look_at)))
 
     def release(self) -> None:
         """Look no more at any."""
-        self._attached = WeakSet()
+        self.attached = WeakSet()
         self._end_probing()
-        _watch_no_more(self)
+        with _lock:
+            _watching.discard(self)
 
     def enter_step(self) -> None:
         """Remember weights as they are before the step."""
@@ -100,14 +105,10 @@ class UnseenSteps(Monitor):
         for probe in self._probes:
             probe.follow()
 
-    def is_attached(self, optimizer: Optimizer) -> bool:
-        """Whether the guard is attached to an optimiser."""
-        return optimizer in self._attached
-
     def stepped_by(self, optimizer: Optimizer) -> None:
         """Look at an optimiser that is about to take a step, and that no guard is attached to."""
         # What an attached one calls within its own step is part of that.
-        if self.within_a_step or optimizer in self._met or any(inner in self._attached for inner in _inside(optimizer)):
+        if self.within_a_step or optimizer in self._met or any(inner in self.attached for inner in _inside(optimizer)):
             return
         self._met.add(optimizer)
         if self._warned:
@@ -117,11 +118,11 @@ class UnseenSteps(Monitor):
         if passing:
             self._warned = True
             self._end_probing()
-            warn(_not_attached(optimizer, min(passing), len(passing), list(self._attached)))
+            warn(_not_attached(optimizer, min(passing), len(passing), list(self.attached)))
         elif self.core.state.is_anchored and _trains_pieces(optimizer, self.core.runtime.parameters.values()):
             self._warned = True
             warn(_IN_PIECES.format(kind=type(optimizer).__name__))
-        elif not self.core.task.steps and any(_is_copy(optimizer, known) for known in self._attached):
+        elif not self.core.task.steps and any(_is_copy(optimizer, known) for known in self.attached):
             warn(_COPY.format(kind=type(optimizer).__name__))
 
     def moved_unseen(self, name: str) -> None:
@@ -193,25 +194,13 @@ class _Probe:
 _lock = threading.Lock()
 _watching: WeakSet[UnseenSteps] = WeakSet()
 _hooked: list[RemovableHandle] = []
-
-
-def _watch(unseen: UnseenSteps) -> None:
-    """Let a guard see every optimiser's steps, by a hook that a process has once."""
-    with _lock:
-        _watching.add(unseen)
-        if not _hooked:
-            _hooked.append(register_optimizer_step_pre_hook(out_of_graphs(_look_at)))
-
-
-def _watch_no_more(unseen: UnseenSteps) -> None:
-    with _lock:
-        _watching.discard(unseen)
+"""The hook by which guards see every optimiser's steps: a process has one."""
 
 
 def _look_at(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     with _lock:
         watching = list(_watching)
-    if not any(unseen.is_attached(optimizer) for unseen in watching):
+    if not any(optimizer in unseen.attached for unseen in watching):
         for unseen in watching:
             unseen.stepped_by(optimizer)
 

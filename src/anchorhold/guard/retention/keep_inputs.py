@@ -13,8 +13,8 @@ from anchorhold.guard.stepping.attachment import Attachment
 from anchorhold.retention.diagnosis import measured_from, never_binds
 from anchorhold.retention.kept_set import KeptSet, keep, taken
 from anchorhold.retention.predictions import NO_CLASSES
-from anchorhold.tensors.checksums import checksum
 from anchorhold.tensors.sharding import is_sharded
+from anchorhold.tensors.summaries import checksum
 
 _MEASURED = "measured from"
 MANY = 0.1

@@ -14,8 +14,7 @@ from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.refreshing import refresh
 from anchorhold.guard.rollback.averaged_adapters import AveragedAdapters, Means, newcomers_in_words
 from anchorhold.settings import checked_share
-from anchorhold.tensors.finite import is_finite
-from anchorhold.tensors.sharding import local
+from anchorhold.tensors.sharding import is_finite, local
 from anchorhold.tensors.storage import running_dtype, to_compute
 
 

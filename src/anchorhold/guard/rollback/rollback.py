@@ -59,7 +59,12 @@ class Rollback:
     @contextmanager
     def before_the_end(self, share: float | None) -> Iterator[None]:
         """Go back as a task's end asks for, by a share and to the tolerance; if that end fails, nothing has moved."""
-        core, to_tolerance = self.core, self._is_due
+        core = self.core
+        # Without the sets that a state was saved with a task's end is refused.
+        expected = core.state.kept or core.state.kept.expected
+        to_tolerance = (
+            core.state.tolerance is not None and core.state.is_anchored and bool(expected) and core.is_trained
+        )
         self._refuse_to_move_what_was_watched(share, to_tolerance=to_tolerance)
         self._warn_of_what_nothing_held()
         if share is None and not to_tolerance:
@@ -85,15 +90,6 @@ class Rollback:
     @property
     def _own_tolerance(self) -> float | None:
         return None if self.core.state.tolerance is None else self.core.state.tolerance.nats
-
-    @property
-    def _is_due(self) -> bool:
-        """Return whether a task ends with a tolerance to be met."""
-        core = self.core
-        expected = (
-            core.state.kept or core.state.kept.expected
-        )  # without those that a state was saved with it is refused
-        return core.state.tolerance is not None and bool(core.state.is_anchored and expected and core.is_trained)
 
     def _retention(self) -> Retention:
         with self.attachment.set_aside():

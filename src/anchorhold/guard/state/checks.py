@@ -17,8 +17,7 @@ from anchorhold.guard.core import GuardState, Runtime
 from anchorhold.guard.ledger import Ledger
 from anchorhold.guard.state.schema import ALWAYS, READABLE, VALUES
 from anchorhold.guard.state.value_types import is_number, shown
-from anchorhold.tensors.finite import is_finite
-from anchorhold.tensors.sharding import local
+from anchorhold.tensors.sharding import is_finite, local
 
 _ROUNDING = 1e-3
 """How far below 0 rounding may take a diagonal of a matrix, against its largest element."""

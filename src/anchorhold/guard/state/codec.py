@@ -44,8 +44,7 @@ from anchorhold.guard.state.settings import (
 from anchorhold.holds.base import Hold, states_kept
 from anchorhold.retention import Tolerance
 from anchorhold.retention.kept_sets import KeptSets
-from anchorhold.tensors.finite import is_finite
-from anchorhold.tensors.sharding import is_sharded, like_parameter, whole
+from anchorhold.tensors.sharding import is_finite, is_sharded, like_parameter, whole
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 """Tensors by prefix, and then by the rest of their keys."""

@@ -15,8 +15,7 @@ from anchorhold.guard.core import Core
 from anchorhold.guard.microbatches.gradient_sums import GradientSums, Progress, Watched, weights_sum
 from anchorhold.guard.microbatches.support import asked_of
 from anchorhold.guard.task_classes import Classes
-from anchorhold.tensors.finite import is_finite
-from anchorhold.tensors.sharding import is_sharded, like_parameter, local, wrap_local
+from anchorhold.tensors.sharding import is_finite, is_sharded, like_parameter, local, wrap_local
 from anchorhold.tensors.storage import running_dtype
 
 WATCHED = "watched"

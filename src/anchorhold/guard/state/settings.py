@@ -29,7 +29,9 @@ def check_settings(core: Core, state: Mapping[str, Any]) -> None:
         if not value.must_match:
             continue
         then, now = state.get(value.key, value.default), value.value_in(core)
-        if then != now and not (value.key == "implicit" and _may_differ(core, state)):
+        # A state's pull may be another than the guard's where nobody decided on one of the two.
+        may_differ = value.key == "implicit" and (bool(state.get("implicit_is_open")) or _takes_its_pull(core))
+        if then != now and not may_differ:
             raise StateError(
                 f"The state was made with {value.key}={then}; this Guard has {value.key}={now}. Make one with the same"
                 f"{_what_else(value.key, then, now)}."
@@ -61,11 +63,6 @@ def _form_to_give(settings: object) -> str:
         return _in_python(form(**settings)) if isinstance(settings, dict) else ""
     except (ConfigurationError, TypeError):
         return ""
-
-
-def _may_differ(core: Core, state: Mapping[str, Any]) -> bool:
-    """Return whether a state's pull may be another than the guard's: nobody decided on one of the two."""
-    return bool(state.get("implicit_is_open")) or _takes_its_pull(core)
 
 
 def _takes_its_pull(core: Core) -> bool:

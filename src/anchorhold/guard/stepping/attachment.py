@@ -17,7 +17,7 @@ from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.rank_gradients import CommHook, RankGradients
 from anchorhold.guard.distributed.ranks import is_fully_sharded
 from anchorhold.guard.measurement import squares_of_samples
-from anchorhold.guard.monitor import Attaching, Monitor
+from anchorhold.guard.monitor import Attaching, Monitor, overriding
 from anchorhold.guard.refreshing import refresh_for
 from anchorhold.guard.rollback.weight_average import evaluated_weights
 from anchorhold.guard.stepping.default_pull import Owned, decide, set_implicit
@@ -118,10 +118,10 @@ class Attachment:
 
     def begin_watching(self) -> None:
         """Let monitors watch from now on, also while no optimizer is attached."""
-        owned = self.owned()
+        owned, attached = self.owned(), self.attached()
         trained = {name: p for name, p in self.core.runtime.parameters.items() if id(p) in owned}
-        for monitor in self.monitors:
-            monitor.watch(self.attached(), trained)
+        for monitor in overriding(self.monitors, "watch"):
+            monitor.watch(attached, trained)
 
     def may_attach(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer trains protected parameters, or frozen ones that may be unfrozen."""

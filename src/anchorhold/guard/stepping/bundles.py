@@ -288,9 +288,10 @@ class Several(Bundle):
         if factor != 1.0 and not observed.gradient:
             self.gradient = self.gradient.to(running_dtype(self.like)) / factor
         self.independent = self._row("independent", given[-1].dtype).fill(given[len(seen) :]) if second else None
-        squares = [observed.squares[name] for name in self.names if name in observed.squares]
-        complete = len(squares) == len(self.names)
-        self.squares = self._row("squares", squares[0].dtype).fill(squares) if complete else None
+        self.squares = None
+        if observed.squares.keys() >= set(self.names):
+            squares = [observed.squares[name] for name in self.names]
+            self.squares = self._row("squares", squares[0].dtype).fill(squares)
         return True
 
     def mean_square(self, ranks: RankGradients) -> Tensor | None:

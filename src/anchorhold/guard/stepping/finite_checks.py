@@ -12,8 +12,7 @@ from anchorhold.guard.core import Core
 from anchorhold.guard.monitor import Monitor, is_capturing
 from anchorhold.guard.stepping.bundles import Bundle
 from anchorhold.holds.base import is_looked_at
-from anchorhold.tensors.finite import is_finite
-from anchorhold.tensors.sharding import is_sharded
+from anchorhold.tensors.sharding import is_finite, is_sharded
 
 
 class FiniteChecks:

@@ -18,7 +18,7 @@ from anchorhold.guard.stepping.optimizers.effective_rate import (
     effective_rates,
 )
 from anchorhold.holds.base import displacement
-from anchorhold.holds.of_weights.implicit import pull_implicitly_, pulled
+from anchorhold.holds.of_weights.quadratic import pull_implicitly_, pulled
 from anchorhold.tensors.pieces import in_pieces
 from anchorhold.tensors.storage import running_dtype, to_compute
 
@@ -77,7 +77,7 @@ class ImplicitPull:
     # Element by element
 
     def _pull_bundle(self, bundle: Bundle, rates: Mapping[str, EffectiveRate]) -> None:
-        own = [rates.get(name) for name in bundle.names]
+        own = list(map(rates.get, bundle.names))
         first = own[0]
         alike = [rate for rate in own if rate and first and (rate is first or rate.is_like(first))]
         if isinstance(bundle, Several) and not self.core.state.linear_term and first and len(alike) == len(own):

@@ -40,15 +40,12 @@ class PathMeasures:
         """Those that need Δ, and are asked after the step."""
         self.at_once = {key: measure for key, measure in self.every.items() if not needs[key].step}
         """Those that do not, and are asked before the step."""
+        self.only_wait = bool(self.waiting) and not self.at_once
+        """Whether all measures see gradients after the step alone, so that a NaN before it spoils none."""
         self.independent = {key for key in needs if needs[key].independent}
         """The names of those that need g′."""
         self.squares = {key for key in needs if needs[key].squares}
         """The names of those that need the samples' squared gradients."""
-
-    @property
-    def only_wait(self) -> bool:
-        """Return whether all measures see gradients after the step alone, so that a NaN before it spoils none."""
-        return bool(self.waiting) and not self.at_once
 
     def check_step(self, owned: Mapping[str, nn.Parameter]) -> None:
         """Raise :class:`OrderError` if some measure lacks what it needs for a step of these parameters."""

@@ -102,7 +102,8 @@ class Update:
         core.space.follow(core.runtime.ranks.take_first, is_held=adds and bool(core.state.strength))
         pulls = self._pulls(step) if adds else []
         written = self._written_in_place(step.layout, pulls, is_held=bool(factor))
-        give_each_its_own_gradient(written)
+        if written:
+            give_each_its_own_gradient(written)
 
         bundles = self._gradients(step, is_held=bool(factor))
         sums: list[Tensor] = []
@@ -226,7 +227,7 @@ class Update:
         Parameters that lack a gradient lie in bundles of their own from now on.
         """
         measures, observed = self.measures, self.measures.observed
-        may_overwrite = self.overwriters.may_include(step.seen.optimizer)
+        may_overwrite = step.seen.optimizer not in self.overwriters.keeping
         while True:
             lacking: set[str] = set()
             for bundle in step.layout.bundles:

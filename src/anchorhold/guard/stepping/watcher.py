@@ -5,6 +5,7 @@ What is done around a step stands in ``update.py``.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -183,8 +184,7 @@ class StepWatcher:
 
     def _taken(self, owned: Mapping[str, nn.Parameter]) -> int:
         """Return how many steps of the task these parameters have taken."""
-        steps = self.core.task.steps
-        return max([steps.get(name, 0) for name in owned], default=0)
+        return max(map(self.core.task.steps.get, owned, repeat(0)), default=0)
 
     def _is_tried_again(self, optimizer: Optimizer, layout: Layout | None) -> bool:
         """Return whether this very step has begun before, and raised.

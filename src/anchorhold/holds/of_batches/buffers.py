@@ -339,14 +339,11 @@ class Reservoir(Buffer):
             return place if place < self.size else None
         most = max(map(len, places.values()))
         own = places.get(group, [])
-        if len(own) < most and not self._was_full(group, places):
+        # A group of which samples had to go before may not grow again.
+        if len(own) < most and self.seen[group] - 1 <= len(own):
             largest = sorted((g for g in places if len(places[g]) == most), key=repr)
             return draws.choice(places[draws.choice(largest)])
         return draws.choice(own) if own and draws.random() < len(own) / self.seen[group] else None
-
-    def _was_full(self, group: Hashable, places: Mapping[Hashable, list[int]]) -> bool:
-        """Whether samples of this group had to go before, so that it may not grow again."""
-        return self.seen[group] - 1 > len(places.get(group, []))
 
 
 class Ring(Buffer):

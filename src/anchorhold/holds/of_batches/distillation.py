@@ -115,7 +115,12 @@ class Distillation(BatchHold):
     def loss(self, held: Held, drawn: Drawn) -> Tensor | None:
         """Return how far the outputs have moved on this step's inputs."""
         if self.teacher == "weights":
-            self._refuse_unless_kept(held)
+            if not self.before:
+                raise OrderError(
+                    f"The hold {self.name!r} has no old model to hold to, and {held.tasks} tasks have been "
+                    "consolidated. Make the Guard with this hold before consolidate(), or load a state that was saved "
+                    "with it."
+                )
             self.old.keep_too(held.model, held.trained)
         drawn = self._with_inputs(held, drawn)
         batch = self.read(held, drawn.batch)
@@ -156,13 +161,6 @@ class Distillation(BatchHold):
     def _before(self, held: Held, batch: Batch, task: int) -> Tensor:
         with self.old.in_place(held.model), torch.no_grad():
             return self.outputs(held, batch, task)
-
-    def _refuse_unless_kept(self, held: Held) -> None:
-        if not self.before:
-            raise OrderError(
-                f"The hold {self.name!r} has no old model to hold to, and {held.tasks} tasks have been consolidated. "
-                "Make the Guard with this hold before consolidate(), or load a state that was saved with it."
-            )
 
     def _of(self, held: Held, drawn: Drawn) -> Tensor:
         return self.outputs(held, self.read(held, drawn.batch), drawn.task)

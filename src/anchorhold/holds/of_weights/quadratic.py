@@ -4,20 +4,37 @@ It is that of EWC (Kirkpatrick et al. 2017, arXiv 1612.00796), around the last t
 1712.03847). There is no ½, as in the paper, so the gradient is :math:`2c\,Q(\theta-\theta^*)`. The diagonal,
 :math:`Q = \Omega`, is written for tensors of any shape, so that weights can be walked through in pieces; other forms go
 block by block.
+
+Where the hold's centre is not the anchor θ*, it has a linear term beside it, :math:`-2c\,\langle\theta-\theta^*,
+r\rangle`: see :mod:`anchorhold.guard.anchors`, where r is from.
+
+The hold may also act after a step instead of before it, by a pull that no strength can make overshoot. An optimiser's
+step takes a weight from θ to θ′. Let h be its rate: how far a weight goes for a unit of a gradient that stays, and
+:math:`P = \mathrm{diag}(1/h)`. The pull then goes to where the hold's own gradient, there and not here, accounts for
+the way,
+
+.. math:: P\,(\theta^+ - \theta') + 2c\,Q(\theta^+ - \theta^*) - 2c\,r = 0,
+
+the proximal point of the penalty (Rockafellar 1976), or its implicit Euler step. Each direction of D = θ′ − θ* is
+divided by a number above 1, and at any strength the weights end between where they were and the anchor. Together with
+the step it is forward-backward splitting (Lions and Mercier 1979), with momentum or an adaptive P the proximal form of
+that optimiser. Where neither moves a weight any more the step is :math:`\theta' - \theta = -h\,g`, so
+:math:`g + 2cQ(\theta - \theta^*) - 2cr = 0`: the stationary points are those of loss and penalty together, at any rate.
 """
 
 from collections.abc import Container, Iterator, Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from anchorhold.forms.base import Matrix
+from anchorhold.forms.base import Displacement, Matrix, pull_share
 from anchorhold.forms.diagonal import DiagonalMatrix
 from anchorhold.holds.base import Held, Hold, displacement
 from anchorhold.tensors.pieces import in_pieces
 from anchorhold.tensors.sharding import is_sharded, whole_sums
-from anchorhold.tensors.storage import to_compute
+from anchorhold.tensors.storage import running_dtype, to_compute
 
 
 class Quadratic(Hold):
@@ -130,3 +147,90 @@ def add_pull(gradient: Tensor, pull: Tensor, factor: float) -> None:
     if gradient.dtype == torch.float16:  # soon beyond its largest number at a scaler's scale
         largest = torch.finfo(gradient.dtype).max
         gradient.clamp_(-largest, largest)
+
+
+class LinearTerm(Hold):
+    """What the guard's own hold has beside its quadratic.
+
+    What does not depend on θ is left out, so the value is 0 at the anchor, and may be negative elsewhere.
+
+    Args:
+        linear_term: r, by parameter.
+        factors: by what a parameter's strength differs from the guard's own c, where it does.
+    """
+
+    name: ClassVar[str] = "tilt"
+
+    def __init__(self, linear_term: Mapping[str, Tensor], factors: Mapping[str, float] = MappingProxyType({})) -> None:
+        super().__init__()
+        self.linear_term = linear_term
+        self.factors = factors
+
+    def gradient(self, held: Held) -> Mapping[str, Tensor]:
+        """Return −2c·r."""
+        own = {name: p for name, p in held.parameters.items() if name in self.linear_term}
+        c = {name: held.strength * self.factors.get(name, 1.0) for name in own}
+        return {name: -2 * c[name] * to_compute(self.linear_term[name], p) for name, p in own.items()}
+
+    def value(self, held: Held) -> Tensor | None:
+        """Return −2c⟨θ − θ*, r⟩; of sharded parameters, that of all processes' parts."""
+        terms = []
+        for name, parameter in held.parameters.items():
+            if name in self.linear_term:
+                dtype = running_dtype(parameter)
+                r, theta_star = (
+                    to_compute(kept[name], parameter).to(dtype) for kept in (self.linear_term, held.anchor)
+                )
+                lean = ((parameter.to(dtype) - theta_star) * r).sum()
+                terms.append(self.factors.get(name, 1.0) * lean)
+        if not terms:
+            return None
+        device = next(iter(held.parameters.values())).device
+        return -2 * held.strength * torch.stack([term.to(device) for term in whole_sums(terms)]).sum()
+
+
+def pull_implicitly_(
+    theta: Tensor,
+    omega: Tensor,
+    theta_star: Tensor,
+    factor: float | Tensor,
+    rate: float | Tensor,
+    linear_term: Tensor | None = None,
+) -> None:
+    r"""Take weights that are held one by one to :math:`\theta^* + (D + 2chr)/(1 + 2ch\Omega)`, in place.
+
+    Args:
+        theta: θ′, after the step.
+        omega: Ω.
+        theta_star: θ*.
+        factor: 2c.
+        rate: h.
+        linear_term: r, where the hold has one.
+    """
+    largest = torch.finfo(theta.dtype).max
+    # What is beyond all numbers must not meet an Ω of 0 before it has met h.
+    together = min(factor * rate, largest) if isinstance(factor, float) and isinstance(rate, float) else None
+    pull = (omega * factor).mul_(rate) if together is None else omega * together
+    # At both ends this is exact: weights that nothing holds stay as they are, and others are the anchor's.
+    theta.lerp_(theta_star, pull_share(pull))
+    if linear_term is not None:
+        way = torch.as_tensor(factor * rate if together is None else together, dtype=theta.dtype)
+        theta.add_(linear_term * way.clamp(max=largest) / (1 + pull.clamp(max=largest)))
+
+
+def pulled(
+    matrix: Matrix, d: Displacement, factor: float, linear_term: Displacement | None = None
+) -> dict[str, Tensor]:
+    r"""Return what to take off weights that go equally far: :math:`D - (1 + 2chQ)^{-1}(D + 2chr)`.
+
+    Args:
+        matrix: Q.
+        d: D, after the step.
+        factor: 2ch.
+        linear_term: r, where the hold has one.
+    """
+    found = matrix.pull(d, factor)
+    if linear_term is None:
+        return found
+    leaning = matrix.shrink(linear_term, factor)
+    return {name: pull - factor * leaning[name] for name, pull in found.items()}

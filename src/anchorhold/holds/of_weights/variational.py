@@ -22,8 +22,14 @@ from anchorhold.settings import number, whole_number
 from anchorhold.tensors.sharding import is_sharded
 from anchorhold.tensors.storage import running_dtype, to_compute
 from anchorhold.variational.coresets import refined
-from anchorhold.variational.gaussians import Gaussian, kl, kl_gradient
-from anchorhold.variational.mean_field import LOG_VARIANCE, checked_log_variance, mean_field_layers
+from anchorhold.variational.mean_field import (
+    LOG_VARIANCE,
+    Gaussian,
+    checked_log_variance,
+    kl,
+    kl_gradient,
+    mean_field_layers,
+)
 from anchorhold.variational.prediction import predictive
 
 _MEAN, _VARIANCE, _LEARNED = "mean/", "log_variance/", "learned/"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.tensors.in_words import in_bytes
+from anchorhold.tensors.summaries import in_bytes
 from anchorhold_lab.analysis import estimate
 from anchorhold_lab.experiments import Spec, command_of
 from anchorhold_lab.report import Cell, Table, label

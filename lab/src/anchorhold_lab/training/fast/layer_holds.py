@@ -109,7 +109,7 @@ class LayerHolds:
         return found
 
     def pull_(self, factor: Tensor) -> None:
-        """Pull weights back after a step, as :mod:`~anchorhold.holds.of_weights.implicit` does; ``factor`` is 2ch."""
+        """Pull weights back after a step, as :mod:`~anchorhold.holds.of_weights.quadratic` does; ``factor`` is 2ch."""
         if self.holding:
             with products_in(self._precision, self._weights.device):
                 self._compiled(self._weights, self._anchor, self._q, factor)

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from anchorhold.holds.of_weights.implicit import pull_implicitly_
-from anchorhold.holds.of_weights.quadratic import penalty_gradient
+from anchorhold.holds.of_weights.quadratic import penalty_gradient, pull_implicitly_
 from anchorhold.measures import PathMeasure
 from anchorhold.measures.base import Seen
 from anchorhold_lab.training.fast.optimisers import ElementwiseOptimiser

@@ -130,8 +130,6 @@ def give_each_its_own_gradient(parameters: Mapping[str, nn.Parameter]) -> None:
     ``backward()`` makes none of these, but who assigns what ``torch.autograd.grad`` returns may have them, and what is
     added to one of them must not end up in another.
     """
-    if not parameters:
-        return
     given = [(p, p.grad) for p in parameters.values() if p.grad is not None and not p.grad.is_sparse]
     # This runs at every step, so a plain tensor is not asked whether it is sharded.
     parts = [(p, grad, grad if type(grad) is Tensor else local(grad)) for p, grad in given]

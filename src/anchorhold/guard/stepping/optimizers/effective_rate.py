@@ -123,20 +123,22 @@ KNOWN: dict[type[Optimizer], Callable[[Group, Group, float], EffectiveRate]] = {
     RMSprop: _rmsprop,
     Adagrad: _adagrad,
 }
+_BY_STEP = {inspect.unwrap(kind.step): read for kind, read in KNOWN.items()}
+"""The same by how steps are taken, without what torch puts around that."""
 
 
 def check_effective_rate(optimizer: Optimizer, form: Form) -> None:
     """Refuse an optimiser after whose steps weights cannot be pulled in a form."""
-    if not is_sgd(optimizer) and not form.elementwise:
+    if is_sgd(optimizer):
+        for group in optimizer.param_groups:
+            _sgd(group, {}, 1.0)  # refuses a momentum that never settles
+    elif not form.elementwise:
         raise OptimizerError(
             f"implicit=True in the form {form.name!r} with {type(optimizer).__name__}, which moves each weight of a "
             "layer by a rate of its own: there are no coordinates in which the pull could be found. Use SGD, the form "
             "'diagonal', or Guard(..., options=GuardOptions(implicit=False)), which such an optimiser bears at any "
             "strength."
         )
-    if is_sgd(optimizer):
-        for group in optimizer.param_groups:
-            _sgd(group, {}, 1.0)  # refuses a momentum that never settles
 
 
 def is_sgd(optimizer: Optimizer) -> bool:
@@ -162,10 +164,10 @@ def check_blocks(
 
 def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], EffectiveRate]:
     """Return how the effective rate of an optimiser is read, or refuse one of which it is not known."""
-    own = inspect.unwrap(type(optimizer).step)
-    for kind, read in KNOWN.items():
-        if own is inspect.unwrap(kind.step):  # also of a class derived from it, if it takes the same steps
-            return read
+    # Also of a class derived from a known one, if it takes the same steps.
+    read = _BY_STEP.get(inspect.unwrap(type(optimizer).step))
+    if read is not None:
+        return read
     raise OptimizerError(
         f"implicit=True with {type(optimizer).__name__}: a pull after its step has to be as long as the step is for "
         f"its gradient, which is known of {', '.join(kind.__name__ for kind in KNOWN)} alone, and by any other the "
@@ -177,11 +179,13 @@ def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], EffectiveRa
 def effective_rates(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, EffectiveRate]:
     """Return the effective rate of each parameter that took part in the last step."""
     read = _reader(optimizer)
+    if read is _sgd:
+        rates: dict[int, EffectiveRate] = {}
+        for group in optimizer.param_groups:
+            if float(group["lr"]) > 0:
+                rates |= dict.fromkeys(map(id, group["params"]), _sgd(group, {}, 0.0))
+        return {name: rates[id(p)] for name, p in parameters.items() if id(p) in rates}
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    if read is _sgd:  # one rate for all of a group
-        rates = {id(group): _sgd(group, {}, 0.0) for group in optimizer.param_groups if float(group["lr"]) > 0}
-        places = [(name, id(groups[id(p)])) for name, p in parameters.items()]
-        return {name: rates[place] for name, place in places if place in rates}
     states = {name: optimizer.state.get(p, {}) for name, p in parameters.items()}
     states = {name: state for name, state in states.items() if state}
     numbers = _numbers({name: state["step"] for name, state in states.items() if "step" in state})

@@ -95,14 +95,11 @@ def lent_by(bundles: Iterable[Bundle]) -> list[Lent]:
 
 
 class Overwriters:
-    """Remember which optimizers were seen to leave gradients as they are."""
+    """Find out which optimizers overwrite gradients, so that measures need a copy of those that they are given."""
 
     def __init__(self) -> None:
-        self._keeping: WeakSet[Optimizer] = WeakSet()
-
-    def may_include(self, optimizer: Optimizer) -> bool:
-        """Return whether measures need a copy of the gradients that an optimiser is given."""
-        return optimizer not in self._keeping
+        self.keeping: WeakSet[Optimizer] = WeakSet()
+        """Those that were seen to leave gradients as they are."""
 
     def look(self, optimizer: Optimizer, lent: Sequence[Lent]) -> None:
         """Look, after a step, at what an optimiser has made of its gradients."""
@@ -115,6 +112,6 @@ class Overwriters:
                 stacklevel=5,
             )
         if written:
-            self._keeping.discard(optimizer)
+            self.keeping.discard(optimizer)
         elif lent:
-            self._keeping.add(optimizer)
+            self.keeping.add(optimizer)
