@@ -43,6 +43,11 @@ class OnlineEWC(Fisher):
         """Its name, whatever its labels."""
         return "online-EWC"
 
+    @property
+    def is_in_nats(self) -> bool:
+        """False where each task's importance is divided by its mean."""
+        return not self.normalise
+
     def finish(self, task: TaskRecord) -> Finished:
         """Return the Fisher information of the task, scaled."""
         found = super().finish(task).importance

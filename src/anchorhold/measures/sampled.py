@@ -110,6 +110,12 @@ class Fisher(LikelihoodMeasure):
         """The square."""
         return SQUARE
 
+    @property
+    def is_in_nats(self) -> bool:
+        """True of the mean of squares itself; one derived from it that makes something else of the mean says so."""
+        kind = type(self)
+        return kind.transform is SampleMeasure.transform and kind.finish is SampleMeasure.finish
+
 
 @with_settings
 @dataclasses.dataclass(frozen=True)
