@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import anchorhold
+from anchorhold.guard.arguments.strengths import Importance
 from tests.guard.sam import SAM
 from tests.regression.networks import batches, loss_of, network
 
@@ -113,8 +114,10 @@ class Play:
             holds.append(getattr(anchorhold, name)(*source, **settings))
         options = {"strength": 2.0, "from_scratch": True, "form": made(form_of, case.form), "holds": holds}
         options |= case.options()
-        if {"relative_strength", "tolerance"} & options.keys():
+        if "tolerance" in options:
             del options["strength"]
+        if options.pop("relative_strength", None) is not None:
+            options["strength"] = 0.0  # until the first task has ended
         return anchorhold.Guard(self.model, made(anchorhold.measure, case.measure), **options)
 
     def new_optimizers(self):
@@ -154,6 +157,9 @@ class Play:
         if self.case.consolidate is not None:
             forward = self.forward(task)
             self.guard.consolidate(batches(self.case.network, task), forward=forward, **self.case.consolidate)
+        relative = self.case.options().get("relative_strength")
+        if relative is not None and task == 0:  # c = s·p/tr Q, as version 0.1.0 found it
+            self.guard.strength = Importance.of(self.guard.matrices, self.guard.parameters).strength(relative)
 
     def run(self, *, interrupted=False):
         """Play all tasks, and return what came of it as tensors by group."""

@@ -7,6 +7,7 @@ library: it is ``library``, ``holdfast`` for the files and ``anchorhold`` for th
 import dataclasses
 import functools
 import importlib
+import inspect
 import json
 import shutil
 import sys
@@ -158,6 +159,8 @@ class Run:
         options = {"strength": 3.0, "from_scratch": True} | self.case.options(library)
         if {"relative_strength", "tolerance"} & options.keys():
             del options["strength"]
+        if not takes_relative_strengths(library):
+            options.pop("relative_strength", None)  # the state has what it became
         self.guard = guard_of(library, self.model, self.case.measure, **options)
         drawn = torch.Generator().manual_seed(1)
         self.batches = [(numbers(drawn, 8, 3), torch.randint(CLASSES, (8,), generator=drawn)) for _ in range(3)]
@@ -256,8 +259,17 @@ def write_states(library, folder):
     save_file(every, folder / "numbers.safetensors")
 
 
+def takes_relative_strengths(library):
+    """Return whether it is the version that the files are of, or one soon after."""
+    return "relative_strength" in inspect.signature(kind_of_guard(library)).parameters
+
+
+def kind_of_guard(library):
+    return getattr(library, "Guard", None) or library.Consolidator
+
+
 def guard_of(library, *args, **options):
-    return (getattr(library, "Guard", None) or library.Consolidator)(*args, **options)
+    return kind_of_guard(library)(*args, **options)
 
 
 def callback(library, trainer):

@@ -239,13 +239,14 @@ def held(measure, **options):
 
 
 @unsaid_is_an_error
-@pytest.mark.parametrize("name", ["EWC", "MAS", "L2"])
+@pytest.mark.parametrize("name", ["posterior", "MAS", "L2"])
 def test_that_nobody_has_said_how_strongly_is_told_once_at_the_first_step_that_is_held(name):
     model = net()
     guard, optimizer = attached(model, name, from_scratch=True)
     train(model, optimizer)  # in which nothing is held
     guard.consolidate([batch(0)])
-    what_to_give = rf"given to this guard, and {name} holds with 1\..*relative_strength=.*tolerance=.*how-strong\.md"
+    rate = "exchange_rate=.*nats.*, " if name == "posterior" else ""
+    what_to_give = rf"given to this guard, and {name} holds with 1\..*Give {rate}tolerance=.*how-strong\.md"
     with pytest.warns(anchorhold.AnchorholdWarning, match=what_to_give) as told:
         train(model, optimizer)
     assert len(told) == 1
@@ -274,7 +275,7 @@ def test_and_of_a_penalty_that_goes_into_the_loss():
 @unsaid_is_an_error
 @pytest.mark.parametrize(
     "given",
-    [{"strength": 1.0}, {"strength": {"*": 1.0}}, {"relative_strength": 0.03}, {"tolerance": 0.1}, {"strength": 0.0}],
+    [{"strength": 1.0}, {"strength": {"*": 1.0}}, {"exchange_rate": 1.0}, {}, {"tolerance": 0.1}, {"strength": 0.0}],
     ids=str,
 )
 def test_whoever_has_said_it_is_told_nothing(given):
