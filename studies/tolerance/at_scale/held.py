@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import anchorhold
 from anchorhold.engine.batches import Forward
+from anchorhold_lab.training.relative_guard import RelativeGuard
 from benchmarks.undamped import undamped
 from studies.tolerance.at_scale.trials import Setting, Trial
 
@@ -110,7 +111,7 @@ def new_guard(trial: Trial, subject: Subject) -> anchorhold.Guard:
         form = undamped(trial.form)  # the tolerance damps it
         return anchorhold.Guard(subject.model, measure, tolerance=tolerance, form=form, **options)
     form = anchorhold.Rotated(damping=DAMPING) if trial.form == "rotated" else trial.form
-    return anchorhold.Guard(subject.model, measure, relative_strength=trial.value, form=form, **options)
+    return RelativeGuard(subject.model, measure, relative_strength=trial.value, form=form, **options)
 
 
 def ended(subject: Subject, judge: anchorhold.Guard) -> dict[str, float]:
