@@ -177,7 +177,7 @@ def divergence(before: Tensor, model: nn.Module, x: Tensor) -> float:
 def guard_of(model: nn.Module, way: Way) -> anchorhold.Guard:
     """Return a guard that measures in a way."""
     measure = anchorhold.Fisher(labels=way.labels)  # type: ignore[arg-type]
-    form = anchorhold.Rotated(damping=way.damping) if way.form == "rotated" else way.form
+    form = anchorhold.forms.Rotated(damping=way.damping) if way.form == "rotated" else way.form
     return anchorhold.Guard(model, measure, exchange_rate=1.0, form=form, from_scratch=True)
 
 
@@ -200,7 +200,7 @@ def run(setting: Setting, way: Way, rate: float, tasks: list[Task], seed: int) -
         if number < TASKS - 1:
             tau = consolidate(guard, way, rate, task)
             if number == 0:
-                found |= {"temperature": tau, "trace": guard.record()["trace"], "strength": guard.strength}
+                found |= {"temperature": tau, "trace": guard.held.record()["trace"], "strength": guard.strength}
     found["accuracy"], found["loss"] = tested(model, tasks)
     return found
 
@@ -224,7 +224,7 @@ def page(kept: dict[str, Any]) -> str:
             "",
             f"## {setting.name.capitalize()}: {setting.images:,} in {setting.epochs} epochs",
             "",
-            f"After the first task {right:.1%} of its training images are right, {certain:.1%} with a class above 0.99.",
+            f"After the first task {right:.1%} of its images are right, and {certain:.1%} have a class of over 0.99.",
             "",
             f"| Q | tr Q | τ | {rates} | best κ by loss | loss there | at κ = 1 | KL at κ = 1 | held for | new |",
             "|---" * (len(GRID) + 9) + "|",

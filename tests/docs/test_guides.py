@@ -10,6 +10,7 @@ import anchorhold
 from anchorhold.engine.conventions import base, registered_conventions
 from anchorhold.engine.rules import RULES
 from tests.docs.pages import DOCS, blocks, page, run_page
+from tests.helpers import grouped
 
 TESTS = Path(__file__).parents[1]
 
@@ -42,10 +43,10 @@ def test_another_gradient():
 def test_choosing(capsys):
     scope = run_page("guides/choosing.md")
     guard, shown = scope["guard"], capsys.readouterr().out
-    assert guard.retention().is_within and guard.form.name == "rotated"
+    assert guard.retention().is_within and guard.options.form.name == "rotated"
     assert "kept set" in shown and "within the tolerance of 0.1" in shown
     for way in ("what_to_try_first", "what_a_search_found"):
-        anchorhold.Guard(scope["model"], anchorhold.Fisher(), form="rotated", **scope[way])
+        anchorhold.Guard(scope["model"], anchorhold.Fisher(), form="rotated", **grouped(**scope[way]))
 
 
 def test_recipes():

@@ -55,7 +55,9 @@ def test_the_bytes_are_those_that_a_guard_tells():
                 if told == "–":
                     continue
                 with warnings.catch_warnings(action="ignore"):
-                    guard = anchorhold.Guard(model, anchorhold.Fisher(), form=eval(form), state_dtype=dtype)
+                    guard = anchorhold.Guard(
+                        model, anchorhold.Fisher(), form=eval(form), options=anchorhold.GuardOptions(state_dtype=dtype)
+                    )
                 cost = guard.cost()
                 found = f"{cost.kept / cost.weights:.2f}", f"{cost.multiplications / cost.weights:,.0f}"
                 assert found == (told, multiplications), (size, form)

@@ -91,13 +91,16 @@ def test_what_was_measured_is_let_go_of_block_by_block_when_it_is_told(monkeypat
 
 def test_the_gradient_of_the_loss_is_of_all_layers():
     whole, turned = (
-        anchorhold.Guard(network(), "EWC", form="kronecker", anchor="mean", gradient_term=True) for _ in "ab"
+        anchorhold.Guard(
+            network(), "EWC", form="kronecker", anchor="mean", options=anchorhold.GuardOptions(gradient_term=True)
+        )
+        for _ in "ab"
     )
     given = [(x, torch.zeros(8, dtype=torch.long)) for x in data()]
     whole.consolidate(given)
     turned.consolidate(given, within=max(block.measuring for block in turned.cost().blocks))
-    for name, tilt in whole.tilt.items():
-        torch.testing.assert_close(turned.tilt[name], tilt, rtol=1e-10, atol=1e-14)
+    for name, tilt in whole.held.linear_term.items():
+        torch.testing.assert_close(turned.held.linear_term[name], tilt, rtol=1e-10, atol=1e-14)
 
 
 def test_what_cannot_be_within_is_refused_and_nothing_has_changed():
@@ -110,7 +113,7 @@ def test_what_cannot_be_within_is_refused_and_nothing_has_changed():
         anchorhold.Guard(network(), "EWC", form=Kronecker()).consolidate(iter(data()), within=2000)
     with pytest.raises(ConfigurationError, match="'diagonal', which has no layers to be measured in turns"):
         anchorhold.Guard(network(), "EWC").consolidate(data(), within=10_000)
-    assert not guard.matrices
+    assert not guard.held.matrices
 
 
 class Fork(nn.Module):

@@ -16,9 +16,9 @@ from tests.guard.helpers import batch, net, train
 
 FORMS = {
     "diagonal": "diagonal",
-    "rotated": anchorhold.Rotated(damping=0.0),
-    "kronecker": anchorhold.Kronecker(damping=0.0),
-    "lowrank": anchorhold.LowRank(rank=200),
+    "rotated": anchorhold.forms.Rotated(damping=0.0),
+    "kronecker": anchorhold.forms.Kronecker(damping=0.0),
+    "lowrank": anchorhold.forms.LowRank(rank=200),
     "dense": "dense",
 }
 WHOLE = ("lowrank", "dense")
@@ -122,7 +122,7 @@ def test_a_penalty_is_the_nats_lost_of_a_scored_token(kind, form, settings):
     old = {n: p.detach().clone() for n, p in model.named_parameters()}
     tokens = int((y != -100).sum())
     samples = int((y != -100).reshape(len(y), -1).any(1).sum())
-    assert guard.record()["tokens"] == (1 if settings or kind == "classifier" else tokens / samples)
+    assert guard.held.record()["tokens"] == (1 if settings or kind == "classifier" else tokens / samples)
     for seed in range(5):
         d = a_displacement(model, guard, form, seed)
         kl = moved_kl(model, old, d, x, y != -100)
@@ -148,7 +148,7 @@ def test_a_rotated_coordinate_is_right_of_many_texts():
     guard = anchorhold.Guard(model, anchorhold.Fisher(), form=FORMS["rotated"], exchange_rate=1.0)
     guard.consolidate([(x, y)])
     old = {n: p.detach().clone() for n, p in model.named_parameters()}
-    matrix = next(m for m in guard.matrices.values() if "up.weight" in m.block.parameters)
+    matrix = next(m for m in guard.held.matrices.values() if "up.weight" in m.block.parameters)
     outputs, inputs = matrix.basis.outputs, matrix.basis.inputs
     for row, column in ((-1, -1), (0, -1), (2, 3)):
         joined = torch.outer(outputs[:, row], inputs[:, column])
@@ -200,7 +200,7 @@ def test_the_data_s_own_labels_are_right_at_an_optimum_alone(positions):
     exact, empirical = (held_for(guard, model, old, d) for guard in guards)
     assert empirical == pytest.approx(exact, rel=1e-9)
     assert exact == pytest.approx(moved_kl(model, old, d, x, y != -100), rel=2e-5)
-    assert guards[1].record()["tokens"] == positions
+    assert guards[1].held.record()["tokens"] == positions
     elsewhere = anchorhold.Guard(model, anchorhold.Fisher(labels="true"), form="dense", exchange_rate=1.0)
     elsewhere.consolidate([(x, torch.zeros_like(y))])
     assert not math.isclose(held_for(elsewhere, model, old, d), exact, rel_tol=0.1)
@@ -209,14 +209,14 @@ def test_the_data_s_own_labels_are_right_at_an_optimum_alone(positions):
 def test_posterior_precision_counts_what_the_loss_is_a_mean_over():
     """b·v of a batch's mean gradient is the Fisher information of one of its b samples, whatever N is."""
     model, (x, y) = at_an_optimum(1)
-    measure = anchorhold.PosteriorPrecision(beta2=0.999999, normalise=True, batch_size=2, eta=0.0)
+    measure = anchorhold.measures.PosteriorPrecision(beta2=0.999999, normalise=True, batch_size=2, eta=0.0)
     guard = anchorhold.Guard(model, measure, exchange_rate=1.0, from_scratch=True)
     pairs = [(torch.stack((x[i], x[j])), torch.stack((y[i], y[j]))) for i, j in itertools.product(range(4), repeat=2)]
-    guard.watch_only(pairs)
+    guard.gradients.microbatches(pairs)
     guard.consolidate()
     fisher = anchorhold.Guard(model, anchorhold.Fisher(), exchange_rate=1.0)
     fisher.consolidate([x])
-    assert guard.record()["tokens"] == 1 and guard.strength == fisher.strength == 0.5
+    assert guard.held.record()["tokens"] == 1 and guard.strength == fisher.strength == 0.5
     for name, omega in fisher.importance.items():
         torch.testing.assert_close(guard.importance[name], omega, rtol=1e-4, atol=1e-9)
 
@@ -231,7 +231,7 @@ def test_a_token_of_every_task_counts_the_same(decay):
     guard = anchorhold.Guard(model, anchorhold.Fisher(), form="dense", exchange_rate=1.0, decay=decay)
     found = [guard.consolidate([each])["EWC"].tokens for each in lengths]
     assert found[1] > 3 * found[0]
-    assert guard.record()["tokens"] == found[0] and guard.strength == 1 / (2 * found[0])
+    assert guard.held.record()["tokens"] == found[0] and guard.strength == 1 / (2 * found[0])
     old = {n: p.detach().clone() for n, p in model.named_parameters()}
     d = a_displacement(model, guard, "dense", 4)
     first, second = (moved_kl(model, old, d, x, y != -100) for x, y in lengths)
@@ -262,8 +262,8 @@ def test_with_a_strength_tasks_are_added_as_they_are_and_a_rate_takes_their_mean
     for name, omega in guard.importance.items():
         torch.testing.assert_close(omega, plain[name] + more[name], rtol=1e-12, atol=0)
     mean = sum(found) / 2
-    assert guard.record() == pytest.approx(
-        {"strength": 3.0, "exchange_rate": 6.0 * mean, "tokens": mean, "trace": guard.record()["trace"]}
+    assert guard.held.record() == pytest.approx(
+        {"strength": 3.0, "exchange_rate": 6.0 * mean, "tokens": mean, "trace": guard.held.record()["trace"]}
     )
     guard.exchange_rate = 0.5
     assert guard.strength == pytest.approx(0.25 / mean) and guard.exchange_rate == 0.5
@@ -272,7 +272,8 @@ def test_with_a_strength_tasks_are_added_as_they_are_and_a_rate_takes_their_mean
 def test_sola_s_gradient_counts_by_tokens_too():
     """The linear term and Q are those of one loss, so both are scaled alike."""
     model, first, second = writer(), texts(seed=1, longest=4), texts(seed=2, longest=12, shortest=9)
-    settings = {"form": "dense", "anchor": "mean", "gradient_term": True}
+    sola = anchorhold.GuardOptions(gradient_term=True)
+    settings = {"form": "dense", "anchor": "mean", "options": sola}
     guard = anchorhold.Guard(model, anchorhold.Fisher(), exchange_rate=1.0, **settings)
     by_token = anchorhold.Guard(model, anchorhold.Fisher(per="token"), exchange_rate=1.0, **settings)
     for each in (guard, by_token):
@@ -288,7 +289,7 @@ def test_sola_s_gradient_counts_by_tokens_too():
 
 
 def test_of_a_fisher_it_is_1_where_nobody_has_said_anything():
-    for measure in ("EWC", "EWC-sampled", "EWC-empirical", anchorhold.OnlineEWC(normalise=False)):
+    for measure in ("EWC", "EWC-sampled", "EWC-empirical", anchorhold.measures.OnlineEWC(normalise=False)):
         guard = anchorhold.Guard(net(), measure)
         assert guard.exchange_rate == 1.0 and guard.strength == 0.0
     for measure in ("SI", "MAS", "sqrtFisher", "online-EWC", "posterior"):
@@ -300,7 +301,7 @@ def test_of_a_fisher_it_is_1_where_nobody_has_said_anything():
 
 @pytest.mark.parametrize(
     "name",
-    [name for name in anchorhold.measures() if not name.startswith(("EWC", "posterior"))],
+    [name for name in anchorhold.measures.MEASURES if not name.startswith(("EWC", "posterior"))],
 )
 def test_measures_of_another_unit_are_refused(name):
     reason = "holds no weight" if name == "fine-tune" else "is no Fisher information"
@@ -336,7 +337,7 @@ def test_rates_that_make_no_sense(given):
 def test_one_way_to_say_how_strongly():
     for strength in (1.0, 0.0, {"*": 1.0}):
         with pytest.raises(ConfigurationError, match="expected one of both"):
-            anchorhold.Guard(net(), "EWC", strength, exchange_rate=1.0)
+            anchorhold.Guard(net(), "EWC", strength=strength, exchange_rate=1.0)
     with pytest.raises(ConfigurationError, match="the strength follows the tolerance"):
         anchorhold.Guard(net(), "EWC", exchange_rate=1.0, tolerance=0.1)
     guard = anchorhold.Guard(net(), "EWC", tolerance=0.1)
@@ -355,16 +356,16 @@ def test_a_strength_does_without_it_and_it_without_one():
     guard.strength = {"0.*": 7.0, "*": 1.0}
     guard.exchange_rate = 4.0
     assert guard.strength == 2.0
-    torch.testing.assert_close(guard.held_importance["2.weight"], guard.importance["2.weight"])
+    torch.testing.assert_close(guard.held.importance["2.weight"], guard.importance["2.weight"])
     guard.strength = {"0.*": 7.0, "*": 1.0}
-    assert guard.exchange_rate is None and guard.record()["exchange_rate"] is None
+    assert guard.exchange_rate is None and guard.held.record()["exchange_rate"] is None
 
 
 def test_nothing_is_held_before_tokens_were_counted():
     model = net()
     guard = anchorhold.Guard(model, "EWC", exchange_rate=3.0)
     assert guard.strength == 0 and guard.penalty() == 0
-    assert guard.record() == {"strength": 0.0, "exchange_rate": None, "tokens": None, "trace": None}
+    assert guard.held.record() == {"strength": 0.0, "exchange_rate": None, "tokens": None, "trace": None}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     with pytest.warns(AnchorholdWarning, match=r"so exchange_rate=3 has nothing to pull at"):
@@ -380,7 +381,7 @@ def test_labels_that_all_do_not_count_are_refused_and_nothing_is_lost():
     guard.consolidate([(x, y)])
     with pytest.raises(BatchError, match="all of them with ignored labels"):
         guard.consolidate([(x, torch.full_like(y, -100))])
-    assert guard.tasks == 1 and guard.strength == 1 / (2 * guard.record()["tokens"])
+    assert guard.tasks == 1 and guard.strength == 1 / (2 * guard.held.record()["tokens"])
 
 
 def test_what_is_printed_says_the_rate_what_a_nat_is_and_how_right_it_was():
@@ -388,7 +389,7 @@ def test_what_is_printed_says_the_rate_what_a_nat_is_and_how_right_it_was():
     guard = anchorhold.Guard(model, anchorhold.Fisher(), exchange_rate=2.0)
     assert "exchange rate 2, of which the first consolidation makes a strength" in str(guard)
     guard.consolidate([(x, y)])
-    tokens = guard.record()["tokens"]
+    tokens = guard.held.record()["tokens"]
     assert f"exchange rate 2, which is strength {1 / tokens:.3g} for {tokens:.4g} scored tokens a sample" in str(guard)
     assert "1 nat lost of an old token counts as 2 nats of the new loss (a nat is 1.44 bits" in str(guard)
     guard.keep([texts(8, seed=9)], "others")
@@ -400,7 +401,7 @@ def test_what_is_printed_says_the_rate_what_a_nat_is_and_how_right_it_was():
         optimizer.step()
     measured = guard.retention()
     assert measured.second_order_prediction == pytest.approx(guard.penalty().item() / 2, rel=1e-9)
-    assert f"{guard.trace[-1].predicted:.3g} by the second order that the exchange rate goes by" in str(guard)
+    assert f"{guard.control.trace[-1].predicted:.3g} by the second order that the exchange rate goes by" in str(guard)
 
 
 # Where tokens are counted
@@ -411,29 +412,29 @@ def test_micro_batches_count_them_too():
     for settings in ({}, {"per": "token"}):
         guard = anchorhold.Guard(model, anchorhold.Fisher(labels="true", **settings), exchange_rate=1.0)
         other = anchorhold.Guard(model, anchorhold.Fisher(labels="true", **settings), exchange_rate=1.0)
-        guard.watch_only([(x[i : i + 1], y[i : i + 1]) for i in range(3)])
+        guard.gradients.microbatches([(x[i : i + 1], y[i : i + 1]) for i in range(3)])
         resumed = anchorhold.Guard(model, anchorhold.Fisher(labels="true", **settings))
         resumed.load_state_dict(guard.state_dict())
-        resumed.watch_only([(x[i : i + 1], y[i : i + 1]) for i in range(3, len(x))])
+        resumed.gradients.microbatches([(x[i : i + 1], y[i : i + 1]) for i in range(3, len(x))])
         other.consolidate([(x, y)])
         resumed.consolidate()
-        assert resumed.record() == pytest.approx(other.record(), rel=1e-9)
+        assert resumed.held.record() == pytest.approx(other.held.record(), rel=1e-9)
 
 
 def test_micro_batches_of_an_earlier_version_have_none(monkeypatch):
     model, (x, y) = writer(), texts()
     guard = anchorhold.Guard(model, anchorhold.Fisher(labels="true"))
-    guard.watch_only([(x[:1], y[:1])])
+    guard.gradients.microbatches([(x[:1], y[:1])])
     state = guard.state_dict()
     state["watched"]["asked"] = [row[:6] for row in state["watched"]["asked"]]
     guard.load_state_dict(state)
-    guard.watch_only([(x[1:2], y[1:2])])
-    with pytest.raises(anchorhold.OrderError, match="it is not known how many tokens were scored"):
+    guard.gradients.microbatches([(x[1:2], y[1:2])])
+    with pytest.raises(anchorhold.errors.OrderError, match="it is not known how many tokens were scored"):
         guard.consolidate()
     assert guard.tasks == 0
     guard.strength = 2.0
     guard.consolidate()
-    assert guard.record()["tokens"] is None
+    assert guard.held.record()["tokens"] is None
     with pytest.raises(ConfigurationError, match="is not known of all tasks"):
         guard.exchange_rate = 1.0
 
@@ -456,7 +457,7 @@ def test_it_is_saved_and_goes_on_exactly(way, tmp_path):
     assert (resumed.strength, resumed.exchange_rate) == (guard.strength, 0.3)
     for each in (guard, resumed):
         each.consolidate([texts(seed=2, longest=12)])
-    assert resumed.record() == guard.record()
+    assert resumed.held.record() == guard.held.record()
     assert all(torch.equal(omega, resumed.importance[name]) for name, omega in guard.importance.items())
 
 
@@ -477,11 +478,11 @@ def test_a_state_without_tokens_keeps_the_strength_that_it_has():
     state = {key: value for key, value in guard.state_dict().items() if key != "tokens"}
     other = anchorhold.Guard(net(), "EWC")
     other.load_state_dict(state)
-    assert other.strength == 5.0 and other.exchange_rate is None and other.record()["exchange_rate"] is None
+    assert other.strength == 5.0 and other.exchange_rate is None and other.held.record()["exchange_rate"] is None
     with pytest.raises(ConfigurationError, match="is not known of all tasks"):
         other.exchange_rate = 1.0
     other.consolidate([batch(1)])
-    assert other.strength == 5.0 and other.record()["tokens"] is None
+    assert other.strength == 5.0 and other.held.record()["tokens"] is None
     with pytest.warns(AnchorholdWarning, match=r"made with exchange_rate=2, and the state .* strength=5"):
         anchorhold.Guard(net(), "EWC", exchange_rate=2.0).load_state_dict(state)
 
@@ -537,6 +538,6 @@ def test_copies_have_it_too():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again = copy.deepcopy(guard)
-    assert again.record() == guard.record()
+    assert again.held.record() == guard.held.record()
     again.consolidate([batch(1)])
-    assert guard.tasks == 1 and guard.record()["trace"] != again.record()["trace"]
+    assert guard.tasks == 1 and guard.held.record()["trace"] != again.held.record()["trace"]

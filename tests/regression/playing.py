@@ -13,6 +13,7 @@ from torch import nn
 import anchorhold
 from anchorhold.guard.arguments.strengths import Importance
 from tests.guard.sam import SAM
+from tests.helpers import grouped
 from tests.regression.networks import batches, loss_of, network
 
 STEPS, END, AFTER = 4, 4, 5
@@ -101,7 +102,7 @@ class Play:
         torch.manual_seed(0)
         self.model = network(case.network)
         if any(name == "Variational" for name, *_ in case.holds):
-            self.model = anchorhold.mean_field(self.model, log_variance=-3.0)
+            self.model = anchorhold.variational.mean_field(self.model, log_variance=-3.0)
         self.guard = self.new_guard()
         self.optimizers = self.new_optimizers()
         self.guard.attach(*self.optimizers, hold=case.train != "penalty")
@@ -118,7 +119,7 @@ class Play:
             del options["strength"]
         if options.pop("relative_strength", None) is not None:
             options["strength"] = 0.0  # until the first task has ended
-        return anchorhold.Guard(self.model, made(anchorhold.measure, case.measure), **options)
+        return anchorhold.Guard(self.model, made(anchorhold.measures.measure, case.measure), **grouped(**options))
 
     def new_optimizers(self):
         trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -159,7 +160,7 @@ class Play:
             self.guard.consolidate(batches(self.case.network, task), forward=forward, **self.case.consolidate)
         relative = self.case.options().get("relative_strength")
         if relative is not None and task == 0:  # c = s·p/tr Q, as version 0.1.0 found it
-            self.guard.strength = Importance.of(self.guard.matrices, self.guard.parameters).strength(relative)
+            self.guard.strength = Importance.of(self.guard.held.matrices, self.guard.parameters).strength(relative)
 
     def run(self, *, interrupted=False):
         """Play all tasks, and return what came of it as tensors by group."""
@@ -200,7 +201,7 @@ class Play:
 
 
 def buffers_of(guard):
-    return [hold.buffer for hold in guard.holds if getattr(hold, "buffer", None) is not None]
+    return [hold.buffer for hold in guard.options.holds if getattr(hold, "buffer", None) is not None]
 
 
 def form_of(name, **settings):
@@ -227,8 +228,8 @@ class Seen:
         guard, model = play.guard, play.model
         self._found["weights"] += [value for _, value in sorted(model.state_dict().items())]
         for measure in guard.measures:
-            self._found["importance"] += [value for _, value in sorted(guard.importance_of(measure).items())]
-        self._found["importance"] += [value for _, value in sorted(guard.held_importance.items())]
+            self._found["importance"] += [value for _, value in sorted(guard.held.of(measure).items())]
+        self._found["importance"] += [value for _, value in sorted(guard.held.importance.items())]
         before = copy.deepcopy(model.state_dict())
         with torch.no_grad():
             for number, p in enumerate(model.parameters()):
@@ -301,7 +302,7 @@ def observed(play, batch, task, step):
     """The task's own gradient is another than the one that makes the step."""
     play.zero_grad()
     (play.loss(batch, task) + 0.01 * sum(p.square().sum() for p in play.model.parameters())).backward()
-    play.guard.observe(play.loss(batch, task))
+    play.guard.gradients.observe(play.loss(batch, task))
     for optimizer in play.optimizers:
         optimizer.step()
 
@@ -310,7 +311,7 @@ def observed_in_parts(play, batch, task, step):
     play.zero_grad()
     for number, half in enumerate(halves_of(batch)):
         (play.loss(half, task) / 2).backward()
-        play.guard.observe(play.loss(half, task) / 2, accumulate=number > 0)
+        play.guard.gradients.observe(play.loss(half, task) / 2, accumulate=number > 0)
     for optimizer in play.optimizers:
         optimizer.step()
 
@@ -319,7 +320,7 @@ def independent(play, batch, task, step):
     """A second batch, which takes no part in the step."""
     play.zero_grad()
     play.loss(batch, task).backward()
-    play.guard.observe_independent(play.loss(play.other_batch(task, step), task), samples=len(batch[0]))
+    play.guard.gradients.independent(play.loss(play.other_batch(task, step), task), samples=len(batch[0]))
     for optimizer in play.optimizers:
         optimizer.step()
 
@@ -327,7 +328,7 @@ def independent(play, batch, task, step):
 def halves(play, batch, task, step):
     play.zero_grad()
     first, second = (play.loss(half, task) for half in halves_of(batch))
-    play.guard.backward_halves(first, second, samples=len(batch[0]) // 2)
+    play.guard.gradients.halves(first, second, samples=len(batch[0]) // 2)
     for optimizer in play.optimizers:
         optimizer.step()
 
@@ -336,7 +337,7 @@ def samples(play, batch, task, step):
     """RWalk's squared gradients of single samples."""
     play.zero_grad()
     play.loss(batch, task).backward()
-    play.guard.observe_samples([batch], forward=play.forward(task))
+    play.guard.gradients.samples([batch], forward=play.forward(task))
     for optimizer in play.optimizers:
         optimizer.step()
 
@@ -344,7 +345,7 @@ def samples(play, batch, task, step):
 def penalised(play, batch, task, step):
     """The penalty is part of the loss."""
     play.zero_grad()
-    play.guard.observe(play.loss(batch, task))
+    play.guard.gradients.observe(play.loss(batch, task))
     loss = play.loss(batch, task)
     (loss + play.guard.penalty() if play.guard.anchor else loss).backward()
     for optimizer in play.optimizers:

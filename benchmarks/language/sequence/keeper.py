@@ -69,7 +69,7 @@ class Keeper:
     @property
     def held(self) -> dict[str, float | None] | None:
         """Return c, κ, T and tr Q; ``None`` where no importance holds."""
-        return None if self.guard is None or self.keeping.guard is None else self.guard.record()
+        return None if self.guard is None or self.keeping.guard is None else self.guard.held.record()
 
     def _new_guard(self) -> Guard:
         keeping = self.keeping
@@ -78,7 +78,7 @@ class Keeper:
             self._hold = way(self._pieces, share=self.trial.old, seed=self.seed)
         holds = [] if self._hold is None else [self._hold]
         if keeping.guard is None:
-            return Guard(self.taught.model, "fine-tune", 0.0, holds=holds)
+            return Guard(self.taught.model, "fine-tune", strength=0.0, holds=holds)
         plain = new_guard(self.taught.model, "full", keeping.guard, self.settings)
         (measure,) = plain.measures.values()
         strength = self.trial.strength

@@ -157,8 +157,8 @@ def bring_to_tokens_of_total(state: GuardState, found: TaskResult) -> float | No
     if found.tokens is None:
         raise OrderError(
             f"exchange_rate={state.exchange_rate:g}, and it is not known how many tokens were scored: what "
-            "watch_only() has seen is partly from a state of version 0.1.0, which did not count them. Call "
-            "restart_task() and watch_only() again, or set guard.strength."
+            "gradients.microbatches() has seen is partly from a state of version 0.1.0, which did not count them. Call "
+            "gradients.restart_task() and it again, or set guard.strength."
         )
     together = state.tokens_of_all
     if together is None or together == found.tokens or not state.driving.added_to:

@@ -37,7 +37,7 @@ class RelativeGuard(Guard):
         self.relative_strength = checked_relative_strength(relative_strength)
         super().__init__(model, measure, strength=0.0, **options)
         driving = next(iter(self.measures.values()))
-        if isinstance(driving, FineTune) or self.batch_norm == "fold":
+        if isinstance(driving, FineTune) or self.options.batch_norm == "fold":
             why = "finds no importance" if isinstance(driving, FineTune) else "folds weights into others"
             raise ConfigurationError(
                 f"relative_strength={relative_strength:g} with a guard that {why}, to which it would be relative. Give "
@@ -49,6 +49,6 @@ class RelativeGuard(Guard):
         found = super().consolidate(*given, **options)
         if not self.strength:
             weights = sum(omega.numel() for omega in self.importance.values())
-            trace = total_trace(self.matrices) * (1 + self.form.penalty_damping)
+            trace = total_trace(self.held.matrices) * (1 + self.options.form.penalty_damping)
             self.strength = self.relative_strength * weights / trace if trace > 0 else 0.0
         return found

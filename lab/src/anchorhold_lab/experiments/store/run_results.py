@@ -41,8 +41,8 @@ class Result:
     retention: tuple[TaskRetention, ...] = added(())
     """How each task was held and what was left of those before it, where a strength was found or inputs were kept."""
     strength_record: Mapping[str, float | None] | None = added(None)
-    """c, κ, T and tr Q after the last task, by which results can be compared: :meth:`anchorhold.Guard.record`. ``None``
-    for those of version 0.1.0."""
+    """c, κ, T and tr Q after the last task, by which results can be compared, as ``guard.held.record()`` returns
+    them; ``None`` for those of version 0.1.0."""
 
     @property
     def seconds(self) -> float:
