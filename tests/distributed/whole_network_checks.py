@@ -36,8 +36,8 @@ def whole_network_of_a_ddp_model(here):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed runs several")
             expected = learned(net(), form)
-        assert guard.held.matrices.keys() == expected.matrices.keys()
-        for name, matrix in expected.matrices.items():
+        assert guard.held.matrices.keys() == expected.held.matrices.keys()
+        for name, matrix in expected.held.matrices.items():
             assert all_equal(guard.held.matrices[name].state())
             d = {key: torch.randn(p.shape, dtype=p.dtype) for key, p in expected.parameters.items()}
             for key, value in matrix.apply(d).items():

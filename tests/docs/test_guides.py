@@ -69,7 +69,7 @@ def test_beyond_the_diagonal(capsys):
 def test_adapters(capsys):
     pytest.importorskip("peft")
     scope = run_page("guides/adapters.md")
-    assert scope["guard"].space == scope["own"].space == "merged"
+    assert scope["guard"].options.space == scope["own"].options.space == "merged"
     assert "adapters by their merged weights" in capsys.readouterr().out
 
 
@@ -83,7 +83,7 @@ def test_importance_for_others(tmp_path, monkeypatch, capsys):
 def test_safe_at_any_strength():
     with pytest.warns(anchorhold.AnchorholdWarning, match="is far too much for this task"):
         scope = run_page("guides/safe-at-any-strength.md")
-    assert scope["guard"].implicit and scope["guard"].penalty().isfinite()
+    assert scope["guard"].options.implicit and scope["guard"].penalty().isfinite()
 
 
 def test_how_strong(capsys):
@@ -120,7 +120,7 @@ def test_everything_that_keeps(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     scope = run_page("guides/keeping.md")
     assert "beside it holds replay: a share of 0.125 of each step" in capsys.readouterr().out
-    assert scope["guard"].holds[0].last > 0
+    assert scope["guard"].options.holds[0].last > 0
 
 
 def test_new_classes_with_one_head():

@@ -40,7 +40,7 @@ def llama(width, within, layers, heads, key_heads, vocabulary):
 
 def test_its_code_runs():
     scope = run_page("guides/large-models.md")
-    assert scope["guard"].tasks == 2 and scope["guard"].form.name == "rotated16"
+    assert scope["guard"].tasks == 2 and scope["guard"].options.form.name == "rotated16"
 
 
 @pytest.mark.nightly

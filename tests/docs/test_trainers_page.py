@@ -106,7 +106,7 @@ def test_torchtune(tmp_path):
         recipe = GuardedRecipe(cfg)
         recipe.setup(cfg)
         recipe.train()
-        assert recipe.guard.path.steps == 8
+        assert recipe.guard.gradients.path.steps == 8
     """
     start(program("torchtune", *(line.strip() for line in in_backward.splitlines())), tmp_path)
 

@@ -138,9 +138,9 @@ def test_16_bits_are_off_by_their_rounding_and_push_nothing_away(form):
     if not isinstance(form, str):
         exact = Kronecker(outputs="lowrank", rank=2)
     whole, rounded = guarded(model, x, exact), guarded(model, x, form)
-    for name, matrix in rounded.matrices.items():
+    for name, matrix in rounded.held.matrices.items():
         assert {tensor.dtype for tensor in matrix.state().values()} == {torch.bfloat16}
-        q, expected = dense_of(matrix.map(torch.Tensor.double)), dense_of(whole.matrices[name])
+        q, expected = dense_of(matrix.map(torch.Tensor.double)), dense_of(whole.held.matrices[name])
         assert float((q - expected).norm() / expected.norm()) < 0.02
         exactly = matrix.map(torch.Tensor.double)
         exactly.precision = "float32"  # without the rounding of products, which knows no sign
@@ -171,8 +171,8 @@ def test_it_is_saved_and_loaded_as_it_was_and_its_cost_is_known_before(form, tmp
             parameter.add_(0.1)
     assert float(again.penalty().detach()) == float(guard.penalty().detach()) > 0
     for one, other in itertools.pairwise((guard, again)):
-        for name, matrix in one.matrices.items():
-            assert all(torch.equal(t, other.matrices[name].state()[key]) for key, t in matrix.state().items())
+        for name, matrix in one.held.matrices.items():
+            assert all(torch.equal(t, other.held.matrices[name].state()[key]) for key, t in matrix.state().items())
 
 
 class Queries(torch.nn.Module):
@@ -193,8 +193,8 @@ def test_layers_that_see_the_same_inputs_keep_what_is_known_of_them_once(kind, t
     model, x = Queries().double(), torch.randn(8, 4, dtype=torch.float64)
     apart, shared = guarded(model, x, kind()), guarded(model, x, kind(share_inputs=True))
     key = "UA" if kind is Rotated else "A"
-    for name, matrix in shared.matrices.items():
-        expected = dense_of(apart.matrices[name])
+    for name, matrix in shared.held.matrices.items():
+        expected = dense_of(apart.held.matrices[name])
         torch.testing.assert_close(dense_of(matrix), expected, rtol=1e-9, atol=1e-12 * float(expected.abs().max()))
 
     def bases(guard):
@@ -209,10 +209,10 @@ def test_layers_that_see_the_same_inputs_keep_what_is_known_of_them_once(kind, t
         distinct = {id(t): t for m in guard.held.matrices.values() for t in m.state().values()}.values()
         assert guard.cost().kept == sum(t.nbytes for t in [*distinct, *guard.anchor.values()])
     assert apart.cost().kept - shared.cost().kept == 2 * 8 * 25
-    before, own = shared.matrices["k.weight"], guarded(model, x + 0.3, kind()).matrices["k.weight"].trace()
+    before, own = shared.held.matrices["k.weight"], guarded(model, x + 0.3, kind()).matrices["k.weight"].trace()
     wanted = before.trace() + own
     shared.consolidate([x + 0.3])
-    torch.testing.assert_close(shared.matrices["k.weight"].trace(), wanted, rtol=1e-9, atol=0)
+    torch.testing.assert_close(shared.held.matrices["k.weight"].trace(), wanted, rtol=1e-9, atol=0)
     assert (len({id(basis) for basis in bases(shared)}) == 2) == (kind is Rotated)
 
 

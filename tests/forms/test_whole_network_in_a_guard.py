@@ -200,7 +200,7 @@ def test_parameters_that_come_later_have_nothing_of_earlier_tasks(form):
     second = brute_force(model)
     for each in (guard, again):
         each.consolidate(data())
-        block = each.matrices["network"].block
+        block = each.held.matrices["network"].block
         numbers = torch.arange(block.length).split([torch.Size(shape).numel() for shape in block.shapes])
         of_old = torch.cat([n for n, name in zip(numbers, block.parameters, strict=True) if name in names])
         expected = second.clone()

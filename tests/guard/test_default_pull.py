@@ -368,12 +368,14 @@ def test_what_was_told_is_not_overruled_by_a_state(form):
         guard.load_state_dict(state)
         assert guard.options.implicit is (guard is told)
     default.load_state_dict(told.state_dict())
-    assert default.implicit is True
-    with pytest.raises(anchorhold.errors.StateError, match=r"this Guard has implicit=True\. .* set guard.implicit"):
+    assert default.options.implicit is True
+    with pytest.raises(
+        anchorhold.errors.StateError, match=r"this Guard has implicit=True\. .* set guard.options.implicit"
+    ):
         told.load_state_dict(told_not.state_dict())
     with pytest.raises(anchorhold.errors.StateError, match="implicit_is_open are 'yes'; expected true or false"):
         default.load_state_dict({**state, "implicit_is_open": "yes"})
-    assert default.implicit is True
+    assert default.options.implicit is True
 
 
 def test_states_of_holds_in_the_gradient_are_as_they_were():

@@ -336,6 +336,6 @@ def test_a_step_that_calls_its_bases_is_one_step(descent, derived, measure, with
     expected, reference = trained(Whole)
     assert guard.gradients.path.steps == reference.path.steps == 3
     torch.testing.assert_close(model.weight, expected.weight)
-    for label, states in reference.path.running.items():
+    for label, states in reference.gradients.path.running.items():
         for state, tensors in states.items():
             torch.testing.assert_close(guard.gradients.path.running[label][state], tensors)

@@ -133,7 +133,7 @@ def test_a_trainer_does_what_a_plain_loop_does(measure, accumulate, tmp_path):
     plain_loop(other, reference, trainer, accumulate, clip=0.5)
     # Adam makes a step of its own out of the rounding where a gradient is 0, as it is for the keys' biases.
     assert_same(weights(model), weights(other), 1e-5)
-    for state, tensors in reference.path.running[measure.name].items():
+    for state, tensors in reference.gradients.path.running[measure.name].items():
         assert_same(guard.gradients.path.running[measure.name][state], tensors, 1e-7)
     assert guard.penalty().item() == pytest.approx(reference.penalty().item(), rel=1e-4)
 

@@ -115,9 +115,9 @@ def test_a_copy_goes_on_by_itself():
     optimizer.step()
     with pytest.warns(anchorhold.AnchorholdWarning, match="attached to nothing"):
         twin = copy.deepcopy(guard)
-    size = twin.path.running["Walk"]["size"]["0.weight"].clone()
+    size = twin.gradients.path.running["Walk"]["size"]["0.weight"].clone()
     optimizer.step()
-    assert torch.equal(twin.path.running["Walk"]["size"]["0.weight"], size)
+    assert torch.equal(twin.gradients.path.running["Walk"]["size"]["0.weight"], size)
     assert not torch.equal(guard.gradients.path.running["Walk"]["size"]["0.weight"], size)
 
 

@@ -60,5 +60,5 @@ def test_a_measure_knows_its_alpha():
     expected = torch.zeros(1)
     add_pairs_to_second_moment_(expected, mean, square, 2, anchorhold.measures.unbiased_alpha(8), 0.0)
     assert torch.equal(state, expected)
-    with pytest.raises(anchorhold.errors.ConfigurationError, match="gradients.ranks"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"gradients\.ranks"):
         measure.update_from_estimates_({"second_moment": state}, mean, square, 2, None)

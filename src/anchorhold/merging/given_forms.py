@@ -1,6 +1,6 @@
 """The forms that users give with ``by=``: what each model weighs its own parameters with.
 
-A guard, what it holds by (``guard.matrices``), a file that it was saved to, or importances by parameter, such as
+A guard, what it holds by (``guard.held.matrices``), a file that it was saved to, or importances by parameter, such as
 ``Fisher().measure(model, batches)``.
 """
 

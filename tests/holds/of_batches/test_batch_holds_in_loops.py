@@ -356,7 +356,7 @@ def test_a_guard_is_copied_and_pickled_with_its_holds():
         again = torch.optim.SGD(twin.parameters(), lr=0.1)
         other.attach(again)
         step(twin, again)
-        assert all(hold.last is not None for hold in other.holds)
+        assert all(hold.last is not None for hold in other.options.holds)
         assert torch.isfinite(flat(twin)).all() and len(other.holds[0].buffer) == 10
 
 
