@@ -1,5 +1,6 @@
 """What a guard is made of: the user's options, a state that is saved, that of the current task, and the runtime."""
 
+import math
 import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -185,7 +186,7 @@ class GuardState:
         if self.driving.measure.total == "replace" or len(set(self.tokens)) == 1:
             return self.tokens[-1]
         decay = self.driving.decayed(self.decay)
-        counts = [decay**age for age in reversed(range(len(self.tokens)))]
+        counts = [math.pow(decay, age) for age in reversed(range(len(self.tokens)))]
         return sum(map(operator.mul, counts, self.tokens)) / sum(counts)
 
     @property

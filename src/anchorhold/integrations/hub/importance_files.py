@@ -153,7 +153,7 @@ def from_pretrained(
     whole = guard.state_dict()
     whole |= {key: state[key] for key in CARRIED if key in state}
     if guard.exchange_rate is not None and len(state.get("tokens", ())) < state["tasks"]:
-        _refuse_rate_without_tokens(source, options.get("exchange_rate"))
+        _refuse_rate_without_tokens(source, arguments.get("exchange_rate"))
         del whole["exchange_rate"]
         whole["strength"] = USUAL
     if guard.options.batch_norm == "freeze":
