@@ -229,21 +229,23 @@ def page(kept: dict[str, Any]) -> str:
             f"| Q | tr Q | τ | {rates} | best κ by loss | loss there | at κ = 1 | KL at κ = 1 | held for | new |",
             "|---" * (len(GRID) + 9) + "|",
         ]
-        lines += [_row(way, [row for row in rows if row["way"] == way.name]) for way in WAYS]
+        tried = [way for way in WAYS if any(row["way"] == way.name for row in rows)]
+        lines += [_row(way, [row for row in rows if row["way"] == way.name]) for way in tried]
     return "\n".join(lines)
 
 
 def _row(way: Way, rows: list[dict[str, Any]]) -> str:
     """Return a way's row: its accuracies over the grid, the best in bold, and its losses and KLs."""
+    tried = [rate for rate in GRID if any(row["rate"] == rate for row in rows)]
 
     def at(rate: float, key: str) -> float:
         return statistics.mean(row[key] for row in rows if row["rate"] == rate)
 
-    best, by_loss = max(GRID, key=lambda rate: at(rate, "accuracy")), min(GRID, key=lambda rate: at(rate, "loss"))
+    best, by_loss = max(tried, key=lambda rate: at(rate, "accuracy")), min(tried, key=lambda rate: at(rate, "loss"))
     marks = {rate: "**" if rate == best else "" for rate in GRID}
-    accuracies = " | ".join(f"{marks[rate]}{at(rate, 'accuracy'):.1%}{marks[rate]}" for rate in GRID)
+    cells = [f"{marks[rate]}{at(rate, 'accuracy'):.1%}{marks[rate]}" if rate in tried else "" for rate in GRID]
     return (
-        f"| {way.name} | {at(1.0, 'trace'):.3g} | {at(1.0, 'temperature'):.2f} | {accuracies} | {by_loss:g} "
+        f"| {way.name} | {at(1.0, 'trace'):.3g} | {at(1.0, 'temperature'):.2f} | {' | '.join(cells)} | {by_loss:g} "
         f"| {at(by_loss, 'loss'):.3f} | {at(1.0, 'loss'):.3f} | {at(1.0, 'kl'):.3g} | {at(1.0, 'held for'):.3g} "
         f"| {at(1.0, 'new'):.1%} |"
     )
