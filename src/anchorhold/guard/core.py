@@ -1,7 +1,6 @@
 """What a guard is made of: the user's options, a state that is saved, that of the current task, and the runtime."""
 
 import math
-import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -187,7 +186,7 @@ class GuardState:
             return self.tokens[-1]
         decay = self.driving.decayed(self.decay)
         counts = [math.pow(decay, age) for age in reversed(range(len(self.tokens)))]
-        return sum(map(operator.mul, counts, self.tokens)) / sum(counts)
+        return sum(count * tokens for count, tokens in zip(counts, self.tokens, strict=True)) / sum(counts)
 
     @property
     def asks_to_hold(self) -> bool:
