@@ -111,8 +111,8 @@ class Play:
         case = self.case
         holds = []
         for name, buffer, settings in case.holds:
-            source = [] if buffer is None else [getattr(anchorhold, buffer[0])(buffer[1])]
-            holds.append(getattr(anchorhold, name)(*source, **settings))
+            source = [] if buffer is None else [named(buffer[0])(buffer[1])]
+            holds.append(named(name)(*source, **settings))
         options = {"strength": 2.0, "from_scratch": True, "form": made(form_of, case.form), "holds": holds}
         options |= case.options()
         if "tolerance" in options:
@@ -204,8 +204,14 @@ def buffers_of(guard):
     return [hold.buffer for hold in guard.options.holds if getattr(hold, "buffer", None) is not None]
 
 
+def named(name):
+    """Return what has a public name, at the top or in the package of holds or forms."""
+    places = (anchorhold, anchorhold.holds, anchorhold.forms)
+    return next(getattr(place, name) for place in places if hasattr(place, name))
+
+
 def form_of(name, **settings):
-    return name if not settings else getattr(anchorhold, name)(**settings)
+    return name if not settings else named(name)(**settings)
 
 
 def made(make, given):
