@@ -82,7 +82,7 @@ def main() -> None:
     guard = anchorhold.Guard(  # added: from_scratch, since the model knows nothing before the first task
         model,
         anchorhold.Fisher(),
-        relative_strength=0.01,
+        exchange_rate=1.0,
         form="kronecker",
         options=anchorhold.GuardOptions(space="merged"),
         from_scratch=True,

@@ -65,7 +65,7 @@ def main() -> None:
     print("fine-tuned:", losses(plain))
 
     # What EWC begins with, in units of the mean importance: docs/guides/how-strong.md
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), relative_strength=0.03)  # added
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), exchange_rate=1.0)  # added
     proxy = torch.stack([row["input_ids"] for row in text(DIGITS)])  # added: data that stands for what the model knows
     guard.consolidate([{"input_ids": proxy}])  # added
     callback = AnchorholdCallback(

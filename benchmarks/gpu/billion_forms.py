@@ -12,6 +12,7 @@ import anchorhold
 from anchorhold.forms import Form, Kronecker16, Rotated, Rotated16
 from anchorhold.guard.measurement import TaskMeasurement
 from anchorhold_lab.data.locations import Datasets
+from anchorhold_lab.training.relative_guard import RelativeGuard
 from benchmarks.gpu.billion import FULL, SMALL, Guarded, Loop, Size, decoder, loop, make_room
 from benchmarks.gpu.forms import Stopwatch
 from benchmarks.harness import Ratio, Report
@@ -33,7 +34,7 @@ def _held(form: Form | str, bits: int, *, on_processor: bool = False) -> Guarded
 
     def made(model: torch.nn.Module) -> anchorhold.Guard:
         fisher = anchorhold.Fisher(labels="sampled")
-        return anchorhold.Guard(model, fisher, relative_strength=STRENGTH, form=form, options=options)
+        return RelativeGuard(model, fisher, relative_strength=STRENGTH, form=form, options=options)
 
     return made
 

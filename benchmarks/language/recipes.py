@@ -135,6 +135,8 @@ class Looked:
     """What it ran on."""
     corpus: str
     """What it read, by its sha256: the packages that text is made from have new versions now and then."""
+    held: dict[str, float | None] | None = None
+    """c, κ, T and tr Q of the guard; ``None`` without one, and in rows that were made before it was noted."""
 
     def is_free(self, network: str) -> bool:
         """Whether it is fine-tuning of a network, with which its other trials are compared."""
@@ -290,7 +292,8 @@ class Kitchen:
         self.device.synchronise()
         seconds = time.perf_counter() - began
         where = self.device.name, self.digest
-        return Looked(trial, self.seed, self.taught.network, self.before, after, seconds, *where)
+        held = None if recipe.guard is None or guard is None else guard.held.record()
+        return Looked(trial, self.seed, self.taught.network, self.before, after, seconds, *where, held)
 
     def _go_between(self, trained: dict[str, Tensor], share: float, by: Any) -> None:
         """Let the model be between the one before and the trained one."""

@@ -78,7 +78,7 @@ def two_tasks(hold: bool) -> tuple[float, float]:
     if hold:
         # The first task ends at 79, 95 and 100 % with 0.03, 0.3 and 3, and the second at 100, 100 and 47 %.
         guard = anchorhold.Guard(  # added
-            model, anchorhold.Fisher(200), form="rotated", relative_strength=0.3, protect=["body.*", "heads.0.*"]
+            model, anchorhold.Fisher(200), form="rotated", exchange_rate=1.0, protect=["body.*", "heads.0.*"]
         )
         guard.consolidate(bars, forward=lambda model, x: model(x, 0))  # added: the first task, through its head
         guard.attach(optimizer)  # added

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 import anchorhold
 from anchorhold.forms.base import Displacement, Matrix
 from anchorhold.forms.sums import conjugate_gradients
+from anchorhold_lab.training.relative_guard import RelativeGuard
 from benchmarks.harness import write_rows
 from studies.permuted_digits import BATCH, RATE, STEPS, WIDTH, Data
 
@@ -44,7 +45,7 @@ def run(products: int, strength: float, seed: int) -> dict[str, Any]:
     sizes = (data.train[0].shape[1], WIDTH, WIDTH, 10)
     layers = [nn.Linear(inputs, outputs) for inputs, outputs in itertools.pairwise(sizes)]
     model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
-    guard = anchorhold.Guard(model, "EWC", relative_strength=strength, form="rotated", from_scratch=True)
+    guard = RelativeGuard(model, "EWC", relative_strength=strength, form="rotated", from_scratch=True)
     left: list[float] = []
     started = time.process_time()
     for task, permutation in enumerate(data.permutations[:TASKS]):

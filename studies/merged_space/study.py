@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import anchorhold
+from anchorhold_lab.training.relative_guard import RelativeGuard
 from benchmarks.harness import interleaved
 from benchmarks.language.frontier import Mean, lost_at
 from benchmarks.undamped import undamped
@@ -138,7 +139,7 @@ class Toy:
         """Return a guard that has looked at digits, with a relative strength of 1."""
         self.model.load_state_dict(self.start)
         fisher = anchorhold.Fisher(self.sizes.samples, labels="sampled")
-        guard = anchorhold.Guard(
+        guard = RelativeGuard(
             self.model, fisher, relative_strength=1.0, form=undamped(form), options=anchorhold.GuardOptions(space=space)
         )
         guard.consolidate([{"input_ids": batch} for batch in self.batches("digits", 1 + self.sizes.samples // 4)])

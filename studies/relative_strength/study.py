@@ -32,9 +32,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import anchorhold
 from anchorhold.forms import KroneckerMatrix, Matrix, RotatedMatrix, form
 from anchorhold_lab.experiments import SCENARIOS, Store
+from anchorhold_lab.training.relative_guard import RelativeGuard
 from benchmarks.undamped import undamped
 from studies.permuted_digits import BATCH, RATE, STEPS, WIDTH, Data
 
@@ -103,7 +103,7 @@ def run(way: Way, relative: float, seed: int) -> dict[str, Any]:
     layers = (nn.Linear(pixels, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
     model = nn.Sequential(*layers)
     held_in = form(way.form) if way.damped else undamped(way.form)
-    guard = anchorhold.Guard(model, way.measure, relative_strength=relative, form=held_in, from_scratch=True)
+    guard = RelativeGuard(model, way.measure, relative_strength=relative, form=held_in, from_scratch=True)
     found: dict[str, Any] = {}
     for task, permutation in enumerate(data.permutations):
         x, y = data.train[0][:, permutation], data.train[1]

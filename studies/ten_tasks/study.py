@@ -19,6 +19,7 @@ import anchorhold
 from anchorhold.digits import load_digits
 from anchorhold_lab.data import load
 from anchorhold_lab.data.images import scaled
+from anchorhold_lab.training.relative_guard import RelativeGuard
 from benchmarks.harness import write_rows
 
 COMMAND = "python -m studies.ten_tasks DATA"
@@ -93,7 +94,7 @@ def run(name: str, strength: float, seed: int, data: Path) -> dict[str, float]:
     model, every = network(name), list(tasks(name, seed, data))
     form = anchorhold.Rotated(damping=0.001)
     frozen = {"batch_norm": "freeze"} if "norms" in name else {}
-    guard = anchorhold.Guard(
+    guard = (RelativeGuard if strength else anchorhold.Guard)(
         model, anchorhold.Fisher(200), protect="body.*" if "digits" not in name else None, form=form, from_scratch=True,
         **({"relative_strength": strength} if strength else {"strength": 0.0}), **frozen,
     )  # fmt: skip

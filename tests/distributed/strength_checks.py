@@ -1,4 +1,4 @@
-"""Strengths by pattern and relative ones, with several processes: as one process would have them."""
+"""Strengths by pattern and exchange rates, with several processes: as one process would have them."""
 
 import warnings
 
@@ -17,9 +17,10 @@ from tests.distributed.processes import everyones
 from tests.guard.helpers import batch, net
 from tests.helpers import grouped
 
+HOW_STRONGLY = ("strength", "exchange_rate")
 EACH = [
     {"strength": {"0.*": 5.0, "*.bias": 0.25, "*": 1.0}},
-    {"relative_strength": 0.3},
+    {"exchange_rate": 0.3},
     {"strength": {"0.weight": 0.5, "*": 2.0}, "anchor": "mean", "gradient_term": True},
 ]
 
@@ -39,9 +40,10 @@ def check(here, model, settings):
     for name, value in expected.parameters.items():
         torch.testing.assert_close(whole(guard.parameters[name].detach()), value.detach(), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(whole(guard.penalty()), expected.penalty(), rtol=1e-8, atol=1e-12)
-    resumed = anchorhold.Guard(model, "EWC", **grouped(**{k: v for k, v in settings.items() if "strength" not in k}))
+    own = {key: value for key, value in settings.items() if key not in HOW_STRONGLY}
+    resumed = anchorhold.Guard(model, "EWC", **grouped(**own))
     resumed.load_state_dict(guard.state_dict())
-    assert resumed.strength == guard.strength and resumed.relative_strength == guard.relative_strength
+    assert resumed.strength == guard.strength and resumed.exchange_rate == guard.exchange_rate
     torch.testing.assert_close(whole(resumed.penalty()), whole(guard.penalty()), rtol=0, atol=0)
 
 
@@ -62,10 +64,10 @@ def strengths_that_differ_are_refused(here):
         guard.consolidate([batch(0)])
 
 
-def a_relative_strength_of_shared_importance(here):
+def an_exchange_rate_of_shared_importance(here):
     """As the one that measured it has found, on all ranks alike; and where no folder can be, all of them hear of it."""
     for number, wrap in enumerate((DistributedDataParallel, lambda model: fully_shard(model, mesh=mesh(here)))):
-        guard = anchorhold.Guard(wrap(net()), "EWC", relative_strength=0.3)
+        guard = anchorhold.Guard(wrap(net()), "EWC", exchange_rate=0.3)
         guard.consolidate([batch(here.rank)])
         folder, file = here.folder / f"shared{number}", here.folder / f"no_folder{number}"
         file.touch()
@@ -73,7 +75,7 @@ def a_relative_strength_of_shared_importance(here):
             save_pretrained(guard, file, measured_from="noise")
         save_pretrained(guard, folder, measured_from="noise")
         distributed.barrier()
-        other = from_pretrained(folder, wrap(net()), relative_strength=0.3)
+        other = from_pretrained(folder, wrap(net()), exchange_rate=0.3)
         assert other.strength == guard.strength > 0
         assert len(set(everyones(other.strength))) == 1
 
@@ -83,4 +85,4 @@ def mesh(here):
 
 
 CHECKS = [strengths_of_a_ddp_model, strengths_of_a_sharded_model, strengths_that_differ_are_refused]
-CHECKS += [a_relative_strength_of_shared_importance]
+CHECKS += [an_exchange_rate_of_shared_importance]

@@ -88,7 +88,7 @@ def test_safe_at_any_strength():
 
 def test_how_strong(capsys):
     scope = run_page("guides/how-strong.md")
-    assert "relative strength 0.03, which is strength " in capsys.readouterr().out
+    assert "exchange rate 1, which is strength 0.5" in capsys.readouterr().out
     assert scope["guard"].strength == {"0.*": 5.0, "2.*": 0.0}
 
 

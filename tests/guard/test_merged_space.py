@@ -309,14 +309,25 @@ def test_a_quantised_weight_is_neither_read_nor_differentiated(form):
     assert found[0] > 1e-6
 
 
-def test_a_relative_strength_counts_merged_weights():
+@pytest.mark.parametrize("form", [Kronecker(damping=0.0), Rotated(damping=0.0)])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_an_exchange_rate_is_of_merged_weights(form, layer):
+    """Of one sample and one layer these forms have no approximation: the KL is what the penalty says it is."""
     model, inputs = network()
-    guard = Guard(model, Fisher(), relative_strength=2.0, options=GuardOptions(space="merged"))
-    guard.consolidate([inputs])
-    weights = sum(omega.numel() for omega in guard.importance.values())
-    trace = sum(float(omega.sum()) for omega in guard.importance.values())
-    assert weights == 4 * 5 + 5 * 4 + 4 * 3
-    assert guard.strength == pytest.approx(2.0 * weights / trace)
+    guard = Guard(model, Fisher(), exchange_rate=2.0, form=form, options=GuardOptions(space="merged"))
+    guard.consolidate([inputs[:1]])
+    assert guard.strength == 1.0 and guard.exchange_rate == 2.0
+    adapted = [module for module in model.modules() if isinstance(module, Adapted)][layer]
+    kls, penalties, own = [], [], adapted.b.detach().clone()
+    with torch.no_grad():
+        then = model(inputs[:1]).log_softmax(-1)
+        for sign in (1, -1):
+            adapted.b.copy_(own + sign * 1e-3 * torch.ones_like(own))
+            now = model(inputs[:1]).log_softmax(-1)
+            kls.append(float((then.exp() * (then - now)).sum()))
+            penalties.append(value_of(guard))
+    assert sum(penalties) == pytest.approx(2 * sum(kls), rel=1e-4)
+    assert sum(kls) > 1e-9
 
 
 @pytest.mark.parametrize("measure", ["L2", "MAS", "sqrtFisher", "AF"])

@@ -1,4 +1,4 @@
-"""Strengths by pattern, and relative ones, against the penalty written out in float64."""
+"""Strengths by pattern, against the penalty written out in float64."""
 
 import copy
 import warnings
@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed import checkpoint
 
 import anchorhold
-from anchorhold.errors import AnchorholdWarning, ConfigurationError, NotFiniteError, StateError
+from anchorhold.errors import AnchorholdWarning, ConfigurationError, StateError
 from tests.guard.anchors.test_anchors import data, gradient, half_square, hessian, moved, put, regression, row
 from tests.guard.helpers import batch, loss, net, train
 from tests.helpers import grouped
@@ -306,139 +306,10 @@ def test_warnings_name_the_strength_of_the_weight():
         train(fresh._core.runtime.model, optimizer, steps=1)
 
 
-# Relative strengths
-
-
-@pytest.mark.parametrize("form", ["diagonal", "rotated", "kronecker", "dense", "lowrank"])
-@pytest.mark.parametrize("measure", ["EWC", "MAS", "sqrtFisher"])
-def test_a_relative_strength_is_found_from_the_trace(form, measure):
-    if measure != "EWC" and form in ("kronecker", "dense", "lowrank"):
-        pytest.skip("of squares alone")
-    model = net()
-    guard = anchorhold.Guard(model, measure, relative_strength=0.3, form=form)
-    assert guard.strength == 0 and guard.relative_strength == 0.3 and guard.penalty() == 0
-    assert "relative strength 0.3, of which the first consolidation makes a strength" in str(guard)
-    guard.consolidate([batch(0)])
-    p = sum(parameter.numel() for parameter in model.parameters())
-    trace = sum(float(matrix.trace()) for matrix in guard.held.matrices.values())
-    c = 0.3 * p / trace
-    assert guard.strength == pytest.approx(c, rel=1e-12)
-    if form in ("diagonal", "rotated", "dense"):
-        assert trace == pytest.approx(sum(float(omega.sum()) for omega in guard.importance.values()), rel=1e-10)
-    assert f"relative strength 0.3, which is strength {c:g}" in str(guard)
-    moved(model, 1)
-    penalty = guard.penalty()
-    assert penalty.item() > 0
-    found = guard.strength
-    guard.consolidate([batch(1)])
-    assert guard.strength == found  # fixed from the first task on
-
-
-def test_it_is_of_the_protected_weights_and_of_the_measure_that_holds():
-    model = net()
-    guard = anchorhold.Guard(model, "EWC", relative_strength=2.0, protect="2.*", watch=["MAS"])
-    guard.consolidate([batch(0)])
-    trace = sum(float(guard.importance[name].sum()) for name in ("2.weight", "2.bias"))
-    assert guard.strength == pytest.approx(2.0 * 18 / trace, rel=1e-12)
-
-
-def test_a_relative_strength_along_the_path_and_of_clamped_totals():
-    model = net()
-    guard = anchorhold.Guard(
-        model,
-        anchorhold.SI(clamp="total"),
-        relative_strength=0.5,
-        from_scratch=True,
-        options=anchorhold.GuardOptions(implicit=False),
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=2.0)
-    guard.attach(optimizer)
-    train(model, optimizer, steps=9)
-    guard.consolidate()
-    guard.detach()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    guard.attach(optimizer)
-    totals = torch.cat([matrix.omega.flatten() for matrix in guard._core.state.driving.total.values()])
-    assert (totals < 0).any()
-    assert guard.strength == pytest.approx(0.5 * totals.numel() / float(totals.clamp(min=0).sum()), rel=1e-12)
-    other = net()
-    put(other, row(model))
-    anchor, omega, c = guard.anchor, guard.importance, guard.strength
-    for step in range(3):
-        own = torch.autograd.grad(loss(other, batch(step)), list(other.parameters()))
-        with torch.no_grad():
-            for (name, p), g in zip(other.named_parameters(), own, strict=True):
-                p.sub_(0.05 * (g + 2 * c * omega[name] * (p - anchor[name])))
-    train(model, optimizer, steps=3)
-    torch.testing.assert_close(row(model), row(other), **CLOSE)
-
-
-def test_a_relative_strength_in_fewer_bits_is_of_what_was_measured():
-    found = []
-    for dtype in (None, torch.bfloat16):
-        guard = anchorhold.Guard(
-            net(), "EWC", relative_strength=1.0, options=anchorhold.GuardOptions(state_dtype=dtype)
-        )
-        guard.consolidate([batch(0)])
-        found.append(guard.strength)
-    assert found[0] == found[1]
-
-
-def test_setting_a_strength_does_without_the_relative_one():
-    guard = anchorhold.Guard(net(), "EWC", relative_strength=0.3)
-    guard.strength = 7.0
-    assert guard.relative_strength is None
-    guard.consolidate([batch(0)])
-    assert guard.strength == 7.0
-    guard = anchorhold.Guard(net(), "EWC", relative_strength=0.3)
-    guard.consolidate([batch(0)])
-    guard.strength = {"0.*": 7.0, "*": 1.0}
-    assert guard.relative_strength is None and guard.strength == {"0.*": 7.0, "*": 1.0}
-
-
-@pytest.mark.parametrize("given", [0.0, -1.0, float("nan"), float("inf"), "1", True, {"*": 1.0}])
-def test_relative_strengths_that_make_no_sense(given):
-    with pytest.raises(ConfigurationError, match="relative_strength="):
-        anchorhold.Guard(net(), "EWC", relative_strength=given)
-
-
-def test_one_or_the_other():
-    for strength in (1.0, 2.0, {"*": 1.0}):
-        with pytest.raises(ConfigurationError, match="expected one of both"):
-            anchorhold.Guard(net(), "EWC", strength=strength, relative_strength=1.0)
-    with pytest.raises(ConfigurationError, match="fine-tune, which finds no importance"):
-        anchorhold.Guard(net(), "fine-tune", relative_strength=1.0)
-
-
-def test_a_trace_of_nothing_is_refused_and_nothing_is_lost():
-    model = net()
-    guard = anchorhold.Guard(model, "MAS", relative_strength=1.0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    before = guard.state_dict()
-    with pytest.raises(NotFiniteError, match=r"add up to 0, so there is no strength .* nothing was consolidated"):
-        guard.consolidate([torch.zeros(4, 4, dtype=torch.float64)], forward=lambda model, x: 0 * model(x))
-    assert guard.tasks == 0 and not guard.anchor and guard.strength == 0
-    assert guard.state_dict().keys() == before.keys()
-    moved(model, 0)
-    guard.consolidate([batch(0)])
-    assert guard.strength > 0
-
-
-def test_it_is_told_that_nothing_is_held_yet():
-    model = net()
-    guard = anchorhold.Guard(model, "EWC", relative_strength=0.3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard.attach(optimizer)
-    with pytest.warns(AnchorholdWarning, match=r"so relative_strength=0\.3 has nothing to pull at"):
-        train(model, optimizer, steps=1)
-
-
 # States
 
 
-@pytest.mark.parametrize("settings", [{"strength": WITH_BIASES}, {"relative_strength": 0.3}])
+@pytest.mark.parametrize("settings", [{"strength": WITH_BIASES}, {"exchange_rate": 0.3}])
 @pytest.mark.parametrize("way", ["file", "dict"])
 def test_they_are_saved_and_go_on_exactly(settings, way, tmp_path):
     model = net()
@@ -454,7 +325,7 @@ def test_they_are_saved_and_go_on_exactly(settings, way, tmp_path):
         resumed.load(tmp_path / "guard.safetensors")
     else:
         resumed.load_state_dict(guard.state_dict())
-    assert resumed.strength == guard.strength and resumed.relative_strength == guard.relative_strength
+    assert resumed.strength == guard.strength and resumed.exchange_rate == guard.exchange_rate
     again = torch.optim.SGD(other.parameters(), lr=0.05)
     resumed.attach(again)
     for m, o in ((model, optimizer), (other, again)):
@@ -466,7 +337,7 @@ def test_they_are_saved_and_go_on_exactly(settings, way, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
-@pytest.mark.parametrize("settings", [{"strength": WITH_BIASES}, {"relative_strength": 0.3}])
+@pytest.mark.parametrize("settings", [{"strength": WITH_BIASES}, {"exchange_rate": 0.3}])
 def test_a_distributed_checkpoint_has_them_in_their_order(settings, tmp_path):
     guard = anchorhold.Guard(net(), "EWC", **grouped(**settings))
     guard.consolidate([batch(0)])
@@ -475,7 +346,7 @@ def test_a_distributed_checkpoint_has_them_in_their_order(settings, tmp_path):
     state = {"guard": anchorhold.guard.blank_state_dict(resumed, checkpoint.FileSystemReader(tmp_path).read_metadata())}
     checkpoint.load(state, checkpoint_id=tmp_path, no_dist=True)
     resumed.load_state_dict(state["guard"])
-    assert resumed.relative_strength == guard.relative_strength
+    assert resumed.exchange_rate == guard.exchange_rate
     assert list(_items(resumed.strength)) == list(_items(guard.strength))
 
 
@@ -483,20 +354,9 @@ def _items(strength):
     return strength.items() if isinstance(strength, dict) else [strength]
 
 
-def test_a_relative_one_may_be_saved_before_it_is_found(tmp_path):
-    guard = anchorhold.Guard(net(), "EWC", relative_strength=0.3)
-    guard.save(tmp_path / "guard.safetensors")
-    resumed = anchorhold.Guard(net(), "EWC")
-    resumed.load(tmp_path / "guard.safetensors")
-    assert resumed.strength == 0 and resumed.relative_strength == 0.3
-    for each in (guard, resumed):
-        each.consolidate([batch(0)])
-    assert resumed.strength == guard.strength > 0
-
-
 def test_a_number_is_saved_as_it_was_before_there_were_others():
     guard = anchorhold.Guard(net(), "EWC", strength=2.0)
-    assert not {"strengths", "relative_strength"} & guard.state_dict().keys()
+    assert not {"strengths", "exchange_rate"} & guard.state_dict().keys()
     guard.strength = BY_PATTERN
     assert guard.state_dict()["strengths"] == [["0.*", 5.0], ["*", 0.5]]
     other = anchorhold.Guard(net(), "EWC", strength=BY_PATTERN)
@@ -516,7 +376,6 @@ def test_a_number_is_saved_as_it_was_before_there_were_others():
         ("strengths", [["0.*", 1.0]]),
         ("strength", {"*": 1.0}),
         ("relative_strength", -1.0),
-        ("relative_strength", None),
     ],
 )
 def test_damaged_states_are_refused_and_nothing_is_lost(key, value):

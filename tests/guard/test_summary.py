@@ -51,8 +51,8 @@ def test_what_is_held_by_what_since_when_how_strongly_and_how_far_it_has_moved()
 def test_the_measure_by_its_name_and_what_is_unusual_about_it():
     guard = anchorhold.Guard(net(), anchorhold.Fisher(samples=5, labels="sampled"))
     assert lines(guard)[0] == (
-        "Guard of Sequential: EWC-sampled, Fisher(samples=5, labels='sampled'), strength 1, "
-        "pulling after steps if they are SGD's"
+        "Guard of Sequential: EWC-sampled, Fisher(samples=5, labels='sampled'), exchange rate 1, of which the "
+        "first consolidation makes a strength, pulling after steps if they are SGD's"
     )
 
 

@@ -14,7 +14,7 @@ import yaml
 from safetensors import safe_open
 
 import anchorhold
-from anchorhold.integrations.hub import from_pretrained, push_to_hub, save_pretrained
+from anchorhold.integrations.hub import from_pretrained, importance_files, push_to_hub, save_pretrained
 from anchorhold.integrations.hub.importance_files import CARRIED
 from tests.adapters.by_hand import adapt, networks
 from tests.guard.helpers import batch, loss, net
@@ -222,14 +222,28 @@ def test_a_push_that_fails_says_what_to_do(hub):
 
 
 @pytest.mark.parametrize("form", ["diagonal", "rotated"])
-def test_a_relative_strength_is_found_from_the_importance_that_comes(form, tmp_path):
-    relative = anchorhold.Guard(net(), anchorhold.Fisher(samples=6), protect="0.*", form=form, relative_strength=0.3)
-    relative.consolidate([batch(0)])
+def test_an_exchange_rate_goes_by_the_tokens_that_come(form, tmp_path):
+    own = anchorhold.Guard(net(), anchorhold.Fisher(samples=6), protect="0.*", form=form, exchange_rate=0.3)
+    own.consolidate([batch(0)])
     save_pretrained(measured(form)[1], tmp_path, **ABOUT)
-    other = from_pretrained(tmp_path, net(), relative_strength=0.3)
-    assert other.strength == relative.strength > 0
-    assert other.relative_strength == 0.3
-    assert penalty_away(other) == penalty_away(relative) > 0
+    other = from_pretrained(tmp_path, net(), exchange_rate=0.3)
+    assert other.strength == own.strength == 0.15
+    assert other.exchange_rate == 0.3
+    assert penalty_away(other) == penalty_away(own) > 0
+    assert from_pretrained(tmp_path, net()).exchange_rate == 1.0
+    assert from_pretrained(tmp_path, net(), strength=4.0).held.record()["exchange_rate"] == 8.0
+
+
+def test_importance_of_0_1_0_has_no_tokens_and_takes_a_strength(tmp_path, monkeypatch):
+    monkeypatch.setattr(importance_files, "CARRIED", tuple(key for key in CARRIED if key != "tokens"))
+    save_pretrained(measured()[1], tmp_path, **ABOUT)
+    with pytest.raises(
+        anchorhold.errors.ConfigurationError, match=r"exchange_rate=1\.0 for importance .* T is 1 for a"
+    ):
+        from_pretrained(tmp_path, net(), exchange_rate=1.0)
+    guard = from_pretrained(tmp_path, net())
+    assert guard.strength == 1.0 and guard.exchange_rate is None
+    assert from_pretrained(tmp_path, net(), strength=4.0).strength == 4.0
 
 
 def test_a_readme_of_others_stays(tmp_path):

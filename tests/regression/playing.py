@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import anchorhold
+from anchorhold.guard.arguments.strengths import Importance
 from tests.guard.sam import SAM
 from tests.helpers import grouped
 from tests.regression.networks import batches, loss_of, network
@@ -110,12 +111,14 @@ class Play:
         case = self.case
         holds = []
         for name, buffer, settings in case.holds:
-            source = [] if buffer is None else [getattr(anchorhold, buffer[0])(buffer[1])]
-            holds.append(getattr(anchorhold, name)(*source, **settings))
+            source = [] if buffer is None else [named(buffer[0])(buffer[1])]
+            holds.append(named(name)(*source, **settings))
         options = {"strength": 2.0, "from_scratch": True, "form": made(form_of, case.form), "holds": holds}
         options |= case.options()
-        if {"relative_strength", "tolerance"} & options.keys():
+        if "tolerance" in options:
             del options["strength"]
+        if options.pop("relative_strength", None) is not None:
+            options["strength"] = 0.0  # until the first task has ended
         return anchorhold.Guard(self.model, made(anchorhold.measures.measure, case.measure), **grouped(**options))
 
     def new_optimizers(self):
@@ -155,6 +158,9 @@ class Play:
         if self.case.consolidate is not None:
             forward = self.forward(task)
             self.guard.consolidate(batches(self.case.network, task), forward=forward, **self.case.consolidate)
+        relative = self.case.options().get("relative_strength")
+        if relative is not None and task == 0:  # c = s·p/tr Q, as version 0.1.0 found it
+            self.guard.strength = Importance.of(self.guard.held.matrices, self.guard.parameters).strength(relative)
 
     def run(self, *, interrupted=False):
         """Play all tasks, and return what came of it as tensors by group."""
@@ -198,8 +204,14 @@ def buffers_of(guard):
     return [hold.buffer for hold in guard.options.holds if getattr(hold, "buffer", None) is not None]
 
 
+def named(name):
+    """Return what has a public name, at the top or in the package of holds or forms."""
+    places = (anchorhold, anchorhold.holds, anchorhold.forms)
+    return next(getattr(place, name) for place in places if hasattr(place, name))
+
+
 def form_of(name, **settings):
-    return name if not settings else getattr(anchorhold, name)(**settings)
+    return name if not settings else named(name)(**settings)
 
 
 def made(make, given):

@@ -85,7 +85,7 @@ def learned(measure="EWC", network=None, **options):
 
 
 def no_strength():
-    network, _, optimizer = learned(strength=None)
+    network, _, optimizer = learned(measure="MAS", strength=None)
     train(network, optimizer, 1)
 
 

@@ -45,6 +45,8 @@ class Went:
     machine: str
     corpus: str
     """What it read, by its sha256."""
+    held: dict[str, float | None] | None = None
+    """c, κ, T and tr Q of the guard; ``None`` without one, and in rows that were made before it was noted."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -112,7 +114,7 @@ class Course:
         seconds = time.perf_counter() - began
         _, network, gain, steps, _ = self.key(keeping, trial, gain)
         where = self.device.name, self.corpus
-        return Went(trial, self.seed, network, gain, steps, self.before, stages, seconds, *where)
+        return Went(trial, self.seed, network, gain, steps, self.before, stages, seconds, *where, keeper.held)
 
     def _wrong(self) -> dict[str, list[float]]:
         return {kind.name: kind.wrong(self.device, self.taught.model) for kind in self.kinds}

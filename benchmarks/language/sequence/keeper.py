@@ -12,6 +12,7 @@ import anchorhold
 from anchorhold import Guard, OwnText
 from anchorhold.holds.of_batches.batch_hold import BatchHold
 from anchorhold.holds.of_batches.batch_sources import GivenBatches
+from anchorhold_lab.training.relative_guard import RelativeGuard
 from benchmarks.language.english import Taught, new_guard
 from benchmarks.language.recipes import PIECES, Trial
 from benchmarks.language.sequence.keeping import Keeping
@@ -65,6 +66,11 @@ class Keeper:
         else:
             self.guard.consolidate(self._measured(kind, own if keeping.measured_on == "own" else None))
 
+    @property
+    def held(self) -> dict[str, float | None] | None:
+        """Return c, κ, T and tr Q; ``None`` where no importance holds."""
+        return None if self.guard is None or self.keeping.guard is None else self.guard.held.record()
+
     def _new_guard(self) -> Guard:
         keeping = self.keeping
         if keeping.text is not None:
@@ -76,7 +82,7 @@ class Keeper:
         plain = new_guard(self.taught.model, "full", keeping.guard, self.settings)
         (measure,) = plain.measures.values()
         strength = self.trial.strength
-        return Guard(self.taught.model, measure, form=plain.form, relative_strength=strength, holds=holds)
+        return RelativeGuard(self.taught.model, measure, form=plain.form, relative_strength=strength, holds=holds)
 
     def _old(self, kind: Kind, size: int) -> list[tuple[Tensor, Tensor]]:
         pieces = kind.batches(-(-self._many // size), size, self.seed, "old", kind.name)

@@ -76,6 +76,8 @@ class SampleImportance:
     """The parameters that no rule covered, with the way they were measured instead."""
     outputs: str | None = None
     """What the model's outputs were read as, and what decided it."""
+    tokens: float = 1.0
+    """T, how many positions are scored for each of what the values are a mean of: 1 where that is a position."""
 
 
 class SampleAccumulator:
@@ -137,6 +139,7 @@ class SampleAccumulator:
                 generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, ())))
         self.generator = generator
         self.samples = 0
+        self.positions = 0
         self.seen = 0
         self.classes: int | None = None
         """How many classes plain outputs ``[N, C]`` tell apart, once seen; ``None`` where some are masked out."""
@@ -167,7 +170,7 @@ class SampleAccumulator:
         """The sums over samples so far, by the reduction's names: for the diagonal, by parameter.
 
         Where several processes measure, each its own samples, their sums may be put here, and the numbers of their
-        samples into ``samples`` and ``seen``.
+        samples and positions into ``samples``, ``positions`` and ``seen``.
         """
         self.reduction.finish()
         return self.reduction.sums
@@ -223,9 +226,8 @@ class SampleAccumulator:
                     "gradients overflow. Check the inputs for NaN, and the weights for divergence."
                 )
         fallback = dict.fromkeys(sorted(self._without_rule), self._fallback.way)
-        return SampleImportance(
-            values, self.samples, fallback, None if self.reading is None else self.reading.description
-        )
+        outputs = None if self.reading is None else self.reading.description
+        return SampleImportance(values, self.samples, fallback, outputs, self.positions / self.samples)
 
     def _samples_per_chunk(self, batch: Batch) -> int:
         """Return how many samples go forward together: 1 where samples cannot be told apart in the model's tensors."""
@@ -348,6 +350,7 @@ class SampleAccumulator:
                 chosen = {name: self.parameters[name] for name in sorted(without_rule)}
                 self._fallback.add(chosen, batch, u)
         self.samples += rows.samples
+        self.positions += rows.positions
 
     def _add_rows(self, outputs: Tensor, u: Tensor, sites: list[Site], together: int, *, first: bool) -> None:
         """Send rows backward, and let the reduction add up what arrives at each use."""

@@ -147,7 +147,8 @@ def add_up(runtime: Runtime, collector: SampleAccumulator, *, in_parts: bool = T
         parameter = runtime.parameters.get(name)
         spread = in_parts and parameter is not None and is_sharded(parameter)
         collector.sums[name] = added_up_part(own, parameter) if spread else ranks.add_up(own)
-    collector.samples = sum(ranks.each(lambda: collector.samples))
+    counts = ranks.each(lambda: (collector.samples, collector.positions))
+    collector.samples, collector.positions = (sum(each) for each in zip(*counts, strict=True))
 
 
 def look_at_classes(monitors: Sequence[Monitor], classes: Classes, collectors: Iterable[ReadsBatches]) -> None:

@@ -1,5 +1,6 @@
 """What a guard is made of: the user's options, a state that is saved, that of the current task, and the runtime."""
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -127,7 +128,7 @@ class GuardState:
     driver: str
     """The name of the measure that drives the penalty."""
     strength: float
-    """c; of several by pattern the largest, and 0 while a relative one waits for the first consolidation."""
+    """c; of several by pattern the largest, and 0 while an exchange rate waits for the first consolidation."""
     decay: float
     """γ, by which a total is multiplied before a task is added."""
     asked: Setting[str | None]
@@ -136,8 +137,11 @@ class GuardState:
     """What is held of adapters: their own parameters, or the weights that they are merged with."""
     implicit: Setting[bool | None]
     """Whether the quadratic hold acts after the step instead of joining the gradient; ``None`` until decided."""
-    relative_strength: float | None = None
-    """s, where c is found from it at the first consolidation, or was."""
+    exchange_rate: float | None = None
+    """κ, where c is κ/(2T)."""
+    tokens: list[float] = field(default_factory=list)
+    """T of each task, the scored tokens in a sample, as its importance counts in the total. With an exchange rate that
+    is the first one's, by which others are scaled; fewer than ``tasks`` where some T is not known."""
     tolerance: Tolerance | None = None
     """How much may be lost of what is kept, which the strength follows."""
     control: Control = field(default_factory=Control)
@@ -176,9 +180,23 @@ class GuardState:
         return self.ledgers[self.driver]
 
     @property
+    def tokens_of_all(self) -> float | None:
+        """T of the total: the mean over its tasks by how much each still counts; ``None`` where it is not known.
+
+        A nat of a token is Σ_k S_k/Σ_k T_k where S_k is the sum of a task's sample, so lengths add up as sums do.
+        """
+        if not self.tokens or len(self.tokens) != self.tasks:
+            return None
+        if self.driving.measure.total == "replace" or len(set(self.tokens)) == 1:
+            return self.tokens[-1]
+        decay = self.driving.decayed(self.decay)
+        counts = [math.pow(decay, age) for age in reversed(range(len(self.tokens)))]
+        return sum(count * tokens for count, tokens in zip(counts, self.tokens, strict=True)) / sum(counts)
+
+    @property
     def asks_to_hold(self) -> bool:
         """Whether weights are to be held to their anchor, once there is one."""
-        return bool(self.strength) or self.relative_strength is not None
+        return bool(self.strength) or self.exchange_rate is not None
 
     @property
     def strength_is_assumed(self) -> bool:
@@ -186,7 +204,7 @@ class GuardState:
 
         A state does not tell whether the 1 in it was somebody's, so one that came with a state counts as nobody's.
         """
-        unsaid = self.tolerance is None and self.relative_strength is None and self.driving.strengths is None
+        unsaid = self.tolerance is None and self.exchange_rate is None and self.driving.strengths is None
         return unsaid and not self.asked.is_given and self.asked.value is None and self.strength == USUAL
 
     @property
@@ -194,8 +212,8 @@ class GuardState:
         """The strength as it was asked for, or what it follows."""
         if self.tolerance is not None:
             return f"tolerance={self.tolerance.nats:g}"
-        if self.relative_strength is not None:
-            return f"relative_strength={self.relative_strength:g}"
+        if self.exchange_rate is not None:
+            return f"exchange_rate={self.exchange_rate:g}"
         strengths = self.driving.strengths
         return f"strength={self.strength:g}" if strengths is None else f"strength={strengths.times(self.strength)}"
 
@@ -356,9 +374,9 @@ class Core:
         values = [hold.value(held) for hold in self.space.holds(self.state.merged_anchor)]
         return sum(float(value) for value in values if value is not None)
 
-    def set_strength(self, strength: float, strengths: PatternStrengths | None, relative: float | None) -> None:
+    def set_strength(self, strength: float, strengths: PatternStrengths | None, rate: float | None) -> None:
         """Hold by another strength from now on; none of it is checked any more."""
-        self.state.strength, self.state.relative_strength = strength, relative
+        self.state.strength, self.state.exchange_rate = strength, rate
         self.state.asked = Setting(self.state.asked.value, "given")
         if strengths is not None or self.state.driving.strengths is not None:
             self.state.driving.strengths = strengths

@@ -14,6 +14,7 @@ from anchorhold.engine.batches import Forward
 from anchorhold.errors import AnchorholdWarning, ConfigurationError, warn
 from anchorhold.forms import Form
 from anchorhold.guard.anchors import rebase as rebase_anchor
+from anchorhold.guard.arguments.checked_arguments import checked_rate
 from anchorhold.guard.arguments.fitting_strengths import check_strengths
 from anchorhold.guard.arguments.new_core import new_core
 from anchorhold.guard.arguments.options import GuardOptions
@@ -67,13 +68,16 @@ class Guard(NotACallback):
         model: the network.
         measure: how importance is measured, a measure or its name in :func:`anchorhold.measures`.
         strength: the c of the penalty. What is right depends on the measure: search on a grid 1, 2, 5, 10, …; or give
-            a relative strength, or a tolerance. Where none of them is given it is 1, with a warning once it holds. Also
-            one for each of some patterns of parameters' names,
-            ``{"body.*": 5.0, "*": 1.0}``, of which the first that matches counts; the parameters of one matrix (in
-            forms other than the diagonal, a layer's weight and bias) have one.
-        relative_strength: s, in the place of a strength: c is s times the p weights that the first consolidation
-            protects by the trace of their importance, and stays so. Its unit is the mean importance of a weight, which
-            differs between measures far more than the s that is best does.
+            an exchange rate, or a tolerance. Where none of them is given, a Fisher information has an exchange rate of
+            1; other measures have a strength of 1, with a warning once it holds. Also one for each of some patterns of
+            parameters' names, ``{"body.*": 5.0, "*": 1.0}``, of which the first that matches counts; the parameters of
+            one matrix (in forms other than the diagonal, a layer's weight and bias) have one.
+        exchange_rate: κ, in the place of a strength, for a measure in nats: a Fisher information (exact, sampled, or
+            empirical at an optimum), OnlineEWC without its scaling, or PosteriorPrecision, in any form. c is κ/(2T) for
+            T scored tokens in a sample, so that the objective is the new loss plus κ times the nats lost of a token of
+            each old task, to second order; both losses are means of nats over samples or tokens. With 1 a nat of the
+            old is worth a nat of the new. Too weak for a classifier that is certain of all it was trained on, whose
+            Fisher information is near 0; as tasks add up, so does what they hold: docs/guides/how-strong.md.
         tolerance: how much may be lost, in the place of a strength: the largest KL(p_old‖p_new) at the end of
             training, in nats a sample or token, on inputs that :meth:`keep` was given, for the worst set of them. The
             strength follows it; a :class:`~anchorhold.Tolerance` says how.
@@ -105,7 +109,7 @@ class Guard(NotACallback):
         measure: Measure | str,
         *,
         strength: float | Mapping[str, float] | None = None,
-        relative_strength: float | None = None,
+        exchange_rate: float | None = None,
         tolerance: float | Tolerance | None = None,
         form: Form | str = "diagonal",
         protect: Protect = None,
@@ -122,7 +126,7 @@ class Guard(NotACallback):
             model,
             measure,
             strength=strength,
-            relative_strength=relative_strength,
+            exchange_rate=exchange_rate,
             tolerance=tolerance,
             form=form,
             protect=protect,
@@ -157,9 +161,9 @@ class Guard(NotACallback):
     def strength(self) -> float | dict[str, float]:
         """The strength c of the penalty, or those by patterns of names; may be set at any time, as either.
 
-        With a relative strength it is 0, and nothing is held, until the first consolidation finds it; to set it is to
-        do without that relative one from now on. Where it follows a tolerance it cannot be set, and is 0 before the
-        first step that it holds.
+        With an exchange rate it is 0, and nothing is held, until the first consolidation has counted tokens; to set it
+        is to do without that rate from now on. Where it follows a tolerance it cannot be set, and is 0 before the first
+        step that it holds.
         """
         core = self._core
         if core.state.tolerance is not None and core.state.control.log_start is None:
@@ -181,14 +185,44 @@ class Guard(NotACallback):
             self._core.set_strength(strengths.largest, strengths, None)
         else:
             self._core.set_strength(c, None, None)
-        if self._core.task.steps and self._attachment.holds_by_itself:  # in the middle of a task
-            for monitor in self._attachment.monitors:
-                monitor.before_parameters(self._core.runtime.parameters)
+        self._look_at_another_strength()
 
     @property
-    def relative_strength(self) -> float | None:
-        """s, by which the first consolidation finds the strength, or has found it; ``None`` for a given strength."""
-        return self._core.state.relative_strength
+    def exchange_rate(self) -> float | None:
+        """κ, the nats of new loss that a nat lost of an old token may cost; ``None`` with a strength or a tolerance.
+
+        May be set at any time, and takes the place of a strength, also of one by patterns. Tasks that were consolidated
+        with a strength were added as they are: T is then the mean of theirs.
+        """
+        return self._core.state.exchange_rate
+
+    @exchange_rate.setter
+    def exchange_rate(self, value: float) -> None:
+        state = self._core.state
+        tolerance = None if state.tolerance is None else state.tolerance.nats
+        if tolerance is not None:
+            raise ConfigurationError(
+                f"exchange_rate={value!r}: here the strength follows tolerance={tolerance:g}. Set guard.tolerance, or "
+                "make a Guard with an exchange rate."
+            )
+        if value is None:
+            raise ConfigurationError("exchange_rate=None: to do without one, set guard.strength.")
+        rate = checked_rate(value, None, None, state.driving.measure)
+        if state.tasks and state.tokens_of_all is None:
+            raise ConfigurationError(
+                f"exchange_rate={value!r}: how many tokens were scored in a sample is not known of all tasks, as of "
+                "those of version 0.1.0. For T of them set guard.strength = exchange_rate / (2 * T); T is 1 for a "
+                "classifier."
+            )
+        self._core.set_strength(0.0, None, rate)
+        state.strength = found_strength(state)
+        self._look_at_another_strength()
+
+    def _look_at_another_strength(self) -> None:
+        """Let monitors look at a strength that was set in the middle of a task."""
+        if self._core.task.steps and self._attachment.holds_by_itself:
+            for monitor in self._attachment.monitors:
+                monitor.before_parameters(self._core.runtime.parameters)
 
     @property
     def tolerance(self) -> float | None:
@@ -485,7 +519,11 @@ class Guard(NotACallback):
         refresh(self._core)
         core = self._core
         given = core.state.said_strength if core.state.asked.is_given else None
+        own = core.state.strength, core.state.driving.strengths, core.state.exchange_rate
         from_state(core, state)
+        if state.get("relative_strength") is not None and not core.state.strength and core.state.tolerance is None:
+            core.state.strength, core.state.driving.strengths, core.state.exchange_rate = own
+            warn(_RELATIVE.format(relative=state["relative_strength"], own=core.state.said_strength))
         self._attachment.decide_pull()
         made = state.get("made_with")
         core.state.asked = Setting(made or core.state.asked.value, "restored")
@@ -493,8 +531,7 @@ class Guard(NotACallback):
             core.state.asked = Setting(core.state.said_strength, "restored")
             kind = "strength" if core.state.tolerance is None else "tolerance"
             warn(_OTHER_STRENGTH.format(given=given, then=core.state.said_strength, kind=kind))
-        if core.state.is_anchored:  # importance of others comes without the strength that a relative one is to find
-            core.state.strength = found_strength(core, core.state.driving.total, core.space.silent)
+        core.state.strength = found_strength(core.state)  # importance of others comes with its T alone
         self._attachment.watcher.measures.observed = Observed()
         self._attachment.keep_statistics()
         if core.state.is_anchored and core.state.strength:
@@ -558,4 +595,10 @@ def blank_state_dict(guard: Guard, metadata: "Metadata", prefix: str = "guard") 
 _OTHER_STRENGTH = (
     "This guard was made with {given}, and the state that it has taken over has {then}, which holds from now on. If "
     "that is meant, make the guard with {then}; if not, set guard.{kind} after loading."
+)
+
+_RELATIVE = (
+    "The state was to find its strength by relative_strength={relative:g}, which there is no more, and had not found "
+    "it yet. The guard goes on with {own}, as it was made. If another is meant, set guard.strength or "
+    "guard.exchange_rate."
 )

@@ -40,10 +40,14 @@ class TaskImportance:
     forms: dict[str, str] = field(default_factory=dict)
     """In which form each parameter's importance is kept: that of a norm, or of a layer too large, may be another."""
 
+    tokens: float | None = None
+    """T, the scored tokens in a sample, of a measure from data; 1 where each is a sample of its own."""
+
     def __repr__(self) -> str:
         parts = [amount(self.importance.values()), spread(map(local, self.importance.values()))]
         if self.samples is not None:
-            parts.append(f"from {self.samples:,} samples")
+            of = "" if self.tokens in (None, 1) else f" of {self.tokens:.3g} scored tokens"
+            parts.append(f"from {self.samples:,} samples{of}")
         if self.outputs is not None:
             parts.append(f"outputs read as {self.outputs}")
         if set(self.forms.values()) - {"diagonal"}:

@@ -51,6 +51,8 @@ class TaskResult:
     outputs: str | None = None
     gradient: dict[str, Tensor] = field(default_factory=dict)
     """g, the mean gradient of the task's own loss, where the hold has a term of it."""
+    tokens: float | None = None
+    """T, the scored tokens in a sample; ``None`` where nobody has counted them."""
 
     def shown(self) -> TaskImportance:
         """Return it for users, and drop each matrix once its diagonal, which is smaller, is there."""
@@ -60,7 +62,7 @@ class TaskResult:
             matrix = self.matrices.pop(block)
             importance |= matrix.diagonal()
             forms |= dict.fromkeys(matrix.block.parameters, matrix.description)
-        return TaskImportance(importance, self.raw, self.samples, self.fallback, self.outputs, forms)
+        return TaskImportance(importance, self.raw, self.samples, self.fallback, self.outputs, forms, self.tokens)
 
 
 def measure_task(
@@ -132,7 +134,8 @@ def _measure_without_data(core: Core) -> dict[str, TaskResult]:
             continue
         matrices, lasting = _finished(core, ledger, {})
         raw = dict(next(iter(ledger.running.values()))) if ledger.running else None
-        found[name] = TaskResult(matrices, lasting, raw)
+        # Of a gradient of the mean loss, each thing that the loss is a mean over is a sample of its own.
+        found[name] = TaskResult(matrices, lasting, raw, tokens=1.0 if ledger.measure.is_in_nats else None)
     return found
 
 
@@ -185,7 +188,14 @@ def _watched(core: Core, sampled: Mapping[str, SampleMeasure], batches: Iterable
     for name, measure in sampled.items():
         sums = watched.sums[MeanKey.by(measure)]
         matrices, lasting = _finished(core, core.state.ledgers[name], sums.squares())
-        found[name] = TaskResult(matrices, lasting, None, sums.samples, {}, watched.classes.labels, sums.outputs)
+        found[name] = TaskResult(
+            matrices,
+            lasting,
+            samples=sums.samples,
+            labels=watched.classes.labels,
+            outputs=sums.outputs,
+            tokens=sums.tokens,
+        )
     return found
 
 
@@ -323,7 +333,13 @@ class TaskMeasurement:
                 matrices, lasting = {key: as_parameters_are(each, core.measured) for key, each in made.items()}, {}
             first = seen[name]
             found[name] = TaskResult(
-                matrices, lasting, None, first.samples, first.fallback, classes.labels, first.outputs
+                matrices,
+                lasting,
+                samples=first.samples,
+                fallback=first.fallback,
+                labels=classes.labels,
+                outputs=first.outputs,
+                tokens=first.tokens,
             )
         return found
 

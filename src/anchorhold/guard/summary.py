@@ -13,6 +13,7 @@ from anchorhold.adapters import has_adapters
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Form
 from anchorhold.guard.arguments.default_space import why_not_merged
+from anchorhold.guard.arguments.strengths import total_trace
 from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.distributed.sharded_matrices import ShardedMatrix
 from anchorhold.guard.ledger import diagonal_of
@@ -32,10 +33,10 @@ def describe(core: Core, attached: Sequence[Optimizer], held_back: Owned) -> str
         held = _held(core)
     except ConfigurationError as error:
         held = [f"as it is now, the model cannot be held: {error}"]
+    lines = [_what(core, held_back), *_what_a_nat_is(core.state), *held, *_beside(core), *_kept(core.state)]
     whose = ", ".join(type(optimizer).__name__ for optimizer in attached) or "no optimiser"
     steps = f"{core.task.most_steps} step{'' if core.task.most_steps == 1 else 's'} of task {core.state.tasks + 1}"
-    when = f"attached to {whose}; {steps} seen"
-    lines = [_what(core, held_back), *held, *_beside(core), *_kept(core.state), when]
+    lines.append(f"attached to {whose}; {steps} seen")
     return "\n  ".join(lines)
 
 
@@ -81,17 +82,44 @@ def _adapters(core: Core) -> str:
 
 
 def _how_strongly(state: GuardState) -> str:
-    strengths, relative = state.driving.strengths, state.relative_strength
+    strengths, rate = state.driving.strengths, state.exchange_rate
     if state.tolerance is not None:
         now = "" if state.control.log_start is None else f", strength {state.strength:.3g} now"
         return f"tolerance {state.tolerance.nats:g} nats{now}"
-    if relative is not None and not state.strength:
-        return f"relative strength {relative:g}, of which the first consolidation makes a strength"
-    if relative is not None:
-        return f"relative strength {relative:g}, which is strength {state.strength:g}"
+    if rate is not None and not state.strength:
+        return f"exchange rate {rate:g}, of which the first consolidation makes a strength"
+    if rate is not None:
+        return f"exchange rate {rate:g}, which is strength {state.strength:.3g}{_of_tokens(state)}"
     if strengths is None:
         return f"strength {state.strength:g}"
     return "strength " + ", ".join(f"{c:g} for {name!r}" for name, c in strengths.times(state.strength).items())
+
+
+def _of_tokens(state: GuardState) -> str:
+    tokens = state.tokens_of_all
+    return "" if tokens in (None, 1) else f" for {tokens:.4g} scored tokens a sample"
+
+
+def _what_a_nat_is(state: GuardState) -> list[str]:
+    """Return what an exchange rate means, in nats, bits and probabilities."""
+    rate = state.exchange_rate
+    if rate is None:
+        return []
+    whose = "token" if state.tokens_of_all not in (None, 1) else "sample"
+    bought = "1 nat" if rate == 1 else f"{rate:g} nats"
+    nat = f"a nat is {1 / math.log(2):.2f} bits, a probability {math.e:.2f} times smaller"
+    return [f"1 nat lost of an old {whose} counts as {bought} of the new loss ({nat})"]
+
+
+def strength_record(core: Core) -> dict[str, float | None]:
+    """Return c, κ, T and tr Q, by name; κ is what c amounts to, whoever has given it."""
+    state, tokens = core.state, core.state.tokens_of_all
+    driving = state.driving
+    rate = None
+    if driving.measure.is_in_nats and driving.strengths is None and tokens is not None and state.is_anchored:
+        rate = 2 * tokens * state.strength if state.exchange_rate is None else state.exchange_rate
+    trace = total_trace(driving.measured) if driving.total else None
+    return {"strength": state.strength, "exchange_rate": rate, "tokens": tokens, "trace": trace}
 
 
 def _kept(state: GuardState) -> list[str]:
@@ -111,7 +139,9 @@ def _kept(state: GuardState) -> list[str]:
     trace = state.control.trace
     in_turn = trace and (trace[-1].step, trace[-1].kl) == (state.control.at, latest[worst])
     some = " (at some of them)" if in_turn and len(state.kept[worst].chunks) > 1 else ""
-    lost = f"{latest[worst]:.3g} nats were lost of {worst!r} at the last look{seen}{some}"
+    predicted = trace[-1].predicted if in_turn and state.exchange_rate is not None else None
+    foreseen = "" if predicted is None else f", {predicted:.3g} by the second order that the exchange rate goes by"
+    lost = f"{latest[worst]:.3g} nats were lost of {worst!r} at the last look{seen}{some}{foreseen}"
     return [f"keeps {sets}; {lost}{more}{often}"]
 
 

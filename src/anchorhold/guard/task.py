@@ -3,7 +3,7 @@
 A task's importance joins the total, Σ ← γΣ + ω, and the weights of now become the anchor θ*.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from anchorhold.adapters import Change, in_parts
 from anchorhold.engine.batches import Forward
-from anchorhold.errors import NotFiniteError
+from anchorhold.errors import NotFiniteError, OrderError
 from anchorhold.forms import Matrix
 from anchorhold.guard.anchors import new_anchor, new_linear_term, new_merged_anchor
 from anchorhold.guard.arguments.fitting_strengths import check_coupled
-from anchorhold.guard.arguments.strengths import strength_from
+from anchorhold.guard.arguments.strengths import strength_of_rate
 from anchorhold.guard.batch_norm.at_consolidation import TaskNorms, norms_of_task
-from anchorhold.guard.core import Core, Runtime
+from anchorhold.guard.core import Core, GuardState, Runtime
 from anchorhold.guard.ledger import TaskImportance
 from anchorhold.guard.measurement import TaskResult, measure_task, rehearse_task
 from anchorhold.guard.monitor import overriding
@@ -62,11 +62,12 @@ def end_task(
         monitor.at_consolidation(called)
     for result in results.values():
         result.matrices = norms.space.silenced(result.matrices)
+    of_driver = results[state.driver]
+    tokens = ranks.together(lambda: bring_to_tokens_of_total(state, of_driver))
     if state.driving.strengths is not None:
         check_coupled(norms.space, state.driving.strengths)
 
-    # Totals, strength, anchor and linear term. Weights are looked at before anything is gathered from all ranks.
-    of_driver = results[state.driver]
+    # Totals, anchor and linear term. Weights are looked at before anything is gathered from all ranks.
     ranks.together(lambda: _check_weights(core.runtime))
     totals = ranks.together(
         lambda: {
@@ -74,7 +75,6 @@ def end_task(
             for name, result in results.items()
         }
     )
-    strength = found_strength(core, of_driver.matrices, norms.space.silent)
     anchor = ranks.together(lambda: new_anchor(core, of_driver, norms.space))
     linear_term = ranks.together(lambda: new_linear_term(core, of_driver, anchor))
     merged_anchor = new_merged_anchor(core)
@@ -85,7 +85,7 @@ def end_task(
         end_task_of_holds(core, state.anchor | anchor, totals.get(state.driver), data)
 
     # From here on nothing can go wrong.
-    TaskEnd(results, norms, totals, strength, anchor, linear_term, merged_anchor).commit(core)
+    TaskEnd(results, norms, totals, tokens, anchor, linear_term, merged_anchor).commit(core)
     state.measured_from.take(marks)
     warn_if_measured_from(state, state.kept.values())
     attachment.restart_task()
@@ -105,7 +105,8 @@ class TaskEnd:
     """What becomes of batch norms."""
     totals: dict[str, dict[str, Matrix]]
     """Each measure's total with this task in it."""
-    strength: float
+    tokens: float | None
+    """T, as the task's importance counts in the total."""
     anchor: dict[str, Tensor]
     linear_term: dict[str, Tensor]
     merged_anchor: dict[str, Change]
@@ -116,7 +117,6 @@ class TaskEnd:
         for name, total in self.totals.items():
             state.ledgers[name].take_in(total, self.results[name].matrices, state.decay)
             state.ledgers[name].running |= self.results[name].lasting
-        state.strength = self.strength
         state.anchor.update(self.anchor)
         state.linear_term.update(self.linear_term)
         state.merged_anchor.update(self.merged_anchor)
@@ -130,6 +130,9 @@ class TaskEnd:
         state.labels = labels if labels > state.labels else labels | core.task.head.classes
         state.is_as_given = state.tasks == 0 and not core.is_trained
         state.tasks += 1
+        if self.tokens is not None:
+            state.tokens.append(self.tokens)
+        state.strength = found_strength(state)
 
 
 def rehearse_end(core: Core, attachment: Attachment, batches: Iterable[Any] | None, forward: Forward | None) -> None:
@@ -145,14 +148,36 @@ def rehearse_end(core: Core, attachment: Attachment, batches: Iterable[Any] | No
             ranks.together(lambda: rehearse_holds(core, norms.batches, forward))
 
 
-def found_strength(core: Core, found: dict[str, Matrix], silent: Collection[str]) -> float:
-    """Return the strength from now on: with a relative one, what the first importance makes of it."""
-    if core.state.relative_strength is None or core.state.strength:
-        return core.state.strength
-    matrices = core.state.driving.as_held(found)
-    relative, parameters = core.state.relative_strength, core.measured
-    # The first rank's to the last bit, by which ranks are compared.
-    return core.runtime.ranks.each(lambda: strength_from(relative, matrices, parameters, silent))[0]
+def bring_to_tokens_of_total(state: GuardState, found: TaskResult) -> float | None:
+    """Let a task's importance count as if its samples were as long as the total's, and return T as it counts.
+
+    One c holds all tasks, and c⟨D, Q_k(D)⟩ is κ times the nats that are lost of a token of task k only if c is
+    κ/(2T_k). So with an exchange rate Q_k joins the total as Q_k·T/T_k, which makes a token of every task count the
+    same. With a strength, importances are added as they are.
+    """
+    if state.exchange_rate is None:
+        return found.tokens
+    if found.tokens is None:
+        raise OrderError(
+            f"exchange_rate={state.exchange_rate:g}, and it is not known how many tokens were scored: what "
+            "gradients.microbatches() has seen is partly from a state of version 0.1.0, which did not count them. Call "
+            "gradients.restart_task() and it again, or set guard.strength."
+        )
+    together = state.tokens_of_all
+    if together is None or together == found.tokens or not state.driving.added_to:
+        return found.tokens
+    factor = together / found.tokens
+    found.matrices = {name: matrix.scale(factor) for name, matrix in found.matrices.items()}
+    found.gradient = {name: gradient * factor for name, gradient in found.gradient.items()}
+    return together
+
+
+def found_strength(state: GuardState) -> float:
+    """Return the strength from now on: with an exchange rate κ, κ/(2T) once T is known."""
+    tokens = state.tokens_of_all
+    if state.exchange_rate is None or tokens is None:
+        return state.strength
+    return strength_of_rate(state.exchange_rate, tokens)
 
 
 def _check_weights(runtime: Runtime) -> None:

@@ -21,6 +21,7 @@ from anchorhold.guard.refreshing import refresh
 from anchorhold.guard.rollback.rollback import Rollback
 from anchorhold.guard.stepping.attachment import Attachment
 from anchorhold.guard.stepping.path_measures import path_of, take_path
+from anchorhold.guard.summary import strength_record
 from anchorhold.holds import Hold
 from anchorhold.retention import PulledBack, TracePoint
 from anchorhold.spaces import SpaceName
@@ -67,6 +68,19 @@ class HeldImportance:
         if measure not in ledgers:
             raise ConfigurationError(f"No measure is called {measure!r} here; there are {', '.join(ledgers)}.")
         return ledgers[measure].diagonal
+
+    def record(self) -> dict[str, float | None]:
+        """Return how strongly tasks are held, for results: c, κ, T and tr Q, by name.
+
+        >>> guard.held.record()
+        {'strength': 0.5, 'exchange_rate': 1.0, 'tokens': 1.0, 'trace': 3.2}
+
+        ``exchange_rate`` is what the strength amounts to, 2Tc, whoever has given it: results that have it can be
+        compared by it. It is ``None`` for a measure that is not in nats, strengths by patterns, and where T is not
+        known; all but the strength are before the first consolidation. ``strength`` is the largest of several. Of a
+        sharded model, each process calls this.
+        """
+        return strength_record(self._core)
 
 
 class Gradients:

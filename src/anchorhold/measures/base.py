@@ -137,6 +137,11 @@ class Measure(ABC):
         return 1.0
 
     @property
+    def is_in_nats(self) -> bool:
+        """Whether ½⟨D, Q(D)⟩ estimates KL(p_old‖p_new) of a sample, in nats, as of a Fisher information it does."""
+        return False
+
+    @property
     def clamps_total(self) -> bool:
         """Whether negative importances stay in the total, which is clamped at 0 only where it is used."""
         return False

@@ -111,6 +111,12 @@ class Fisher(LikelihoodMeasure):
         """The square."""
         return SQUARE
 
+    @property
+    def is_in_nats(self) -> bool:
+        """True of the mean of squares itself; one derived from it that makes something else of the mean says so."""
+        kind = type(self)
+        return kind.transform is SampleMeasure.transform and kind.finish is SampleMeasure.finish
+
 
 @with_settings
 @dataclasses.dataclass(frozen=True)
@@ -258,6 +264,11 @@ class OnlineEWC(Fisher):
     def name(self) -> str:
         """Its name, whatever its labels."""
         return "online-EWC"
+
+    @property
+    def is_in_nats(self) -> bool:
+        """False where each task's importance is divided by its mean."""
+        return not self.normalise
 
     def finish(self, task: TaskRecord) -> Finished:
         """Return the Fisher information of the task, scaled."""

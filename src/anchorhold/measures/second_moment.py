@@ -207,14 +207,17 @@ class PosteriorPrecision(SecondMoment):
               \omega = \frac{b v}{1 + \eta'\sqrt{b v}}
 
     For small gradients this is the Fisher information, for large ones its square root. Benzing 2020, arXiv
-    2006.06357, the appendix on the square root of the Fisher.
+    2006.06357, the appendix on the square root of the Fisher. b·v is the empirical Fisher information of one of the b
+    things that the loss is a mean over, where the loss is at its optimum; it is never multiplied by the size N of the
+    data. So an exchange rate counts those things: the samples of a classifier, or the scored tokens of a language
+    model whose ``batch_size`` is in tokens.
 
     Args:
         beta2: the average's decay.
         normalise: divide v by :math:`1-\beta_2^n`.
         window: in place of β₂, the share of the task's steps that the average reaches back over.
         skip: how many of each task's first steps are left out.
-        batch_size: b, the samples in each gradient.
+        batch_size: b, the samples, or scored tokens, that the loss of each step is the mean over.
         scaled: take the form that shows the dependence on the batch size, with η′ for η.
         eta: η (0.001 by default) or, scaled, η′ (0.01).
     """
@@ -236,6 +239,11 @@ class PosteriorPrecision(SecondMoment):
     def name(self) -> str:
         """One of the two forms, in the list's spelling."""
         return "posterior-scaled" if self.scaled else "posterior"
+
+    @property
+    def is_in_nats(self) -> bool:
+        """True, and less than the Fisher information where gradients are large."""
+        return True
 
     def importance(self, states: States, displacement: Tensor, steps: int) -> Tensor:
         """Return 1/(K+R)."""

@@ -48,7 +48,7 @@ class Tolerance:
         damping: the share of its mean that is added to Ω: without, weights of importance 0 are free at any strength. By
             default a thousandth for a diagonal, and a tenth in other forms, beside what those have in themselves; see
             ``damping_in``.
-        start: the strength to begin with, relative to the mean importance: c = start/mean(Ω). By default 0.1 for a
+        start: the strength to begin with, by the mean importance: c = start/mean(Ω). By default 0.1 for a
             diagonal, and 0.3 in other forms.
         aim: what the KL is held at in training, in tolerances: what is lost beyond one is taken back at its end.
     """
@@ -97,7 +97,7 @@ class Tolerance:
         return replace(self, damping=self.damping_in(form), start=self.start_in(form))
 
     def start_in(self, form: Form) -> float:
-        """Return the relative strength that a form's hold begins with: what it is after a few hundred steps follows."""
+        """Return c·mean(Ω) that a form's hold begins with: what it is after a few hundred steps follows."""
         if self.start is not None:
             return self.start
         return 0.1 if form.elementwise else 0.3
@@ -119,7 +119,7 @@ class TracePoint(NamedTuple):
     strength: float
     """c from then on."""
     predicted: float | None
-    """What a second-order form predicts, ½⟨D, Q(D)⟩: beside it for comparison, and not to be trusted."""
+    """What a second-order form predicts, ½⟨D, Q(D)⟩/T: beside it for comparison, and not to be trusted."""
 
 
 AT_FIRST, GAIN = 50, 0.3

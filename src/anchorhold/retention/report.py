@@ -35,8 +35,9 @@ class Retention:
     tolerance: float | None = None
     """How much may be lost, where that was said."""
     second_order_prediction: float | None = field(default=None, compare=False)
-    """½⟨D, Q(D)⟩, what a Fisher's importance predicts to be lost since the last consolidation, where it is one: for
-    comparison, and not to be trusted. A diagonal's is far too small; ``kl`` is what was measured."""
+    """½⟨D, Q(D)⟩/T, what a Fisher's importance predicts to be lost of a sample or token since the last consolidation,
+    the sum over all tasks, where it is one: for comparison, and not to be trusted. A diagonal's is far too small;
+    ``kl`` is what was measured."""
 
     @property
     def worst(self) -> SetRetention:

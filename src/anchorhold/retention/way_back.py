@@ -42,7 +42,7 @@ class PulledBack:
     most_during_training: float | None = None
     """The largest KL that was seen in training since the last task ended, where any was, by looks at some inputs."""
     start: float | None = None
-    """The relative strength that training began with, where it followed a tolerance."""
+    """c·mean(Ω) that training began with, where it followed a tolerance."""
     tightened: bool = False
     """Whether the strength was larger when training ended than when it began."""
     error: float | None = None

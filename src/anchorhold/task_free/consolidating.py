@@ -29,7 +29,8 @@ class TaskFree:
     ...     task_free.step(loss, (x, y))
 
     Importance is measured on the hardest of recent samples. With ``average=True`` in the measure the total is a running
-    mean over consolidations, and does not grow with their number. Aljundi, Kelchtermans and Tuytelaars 2019, "Task-Free
+    mean over consolidations, and does not grow with their number; without it an exchange rate counts every one of them
+    anew, whether or not they were measured on the same samples. Aljundi, Kelchtermans and Tuytelaars 2019, "Task-Free
     Continual Learning", arXiv 1812.03596.
 
     Args:

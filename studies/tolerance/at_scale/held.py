@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import anchorhold
 from anchorhold.engine.batches import Forward
+from anchorhold_lab.training.relative_guard import RelativeGuard
 from benchmarks.undamped import undamped
 from studies.tolerance.at_scale.trials import Setting, Trial
 
@@ -113,7 +114,7 @@ def new_guard(trial: Trial, subject: Subject) -> anchorhold.Guard:
         )
     form = anchorhold.Rotated(damping=DAMPING) if trial.form == "rotated" else trial.form
     s = trial.value
-    return anchorhold.Guard(subject.model, measure, relative_strength=s, form=form, protect=protect, options=options)
+    return RelativeGuard(subject.model, measure, relative_strength=s, form=form, protect=protect, options=options)
 
 
 def ended(subject: Subject, judge: anchorhold.Guard) -> dict[str, float]:

@@ -7,6 +7,7 @@ library: it is ``library``, ``holdfast`` for the files and ``anchorhold`` for th
 import dataclasses
 import functools
 import importlib
+import inspect
 import json
 import shutil
 import sys
@@ -78,16 +79,16 @@ def option(**given):
 
 
 def form(name, **settings):
-    return lambda library: {"form": getattr(library, name)(**settings)}
+    return lambda library: {"form": named(library, name)(**settings)}
 
 
 def hold(name, *args, **settings):
-    return lambda library: {"holds": [getattr(library, name)(*args, **settings)]}
+    return lambda library: {"holds": [named(library, name)(*args, **settings)]}
 
 
 def filled(name, kind, **settings):
     """A hold with a buffer of its own."""
-    return lambda library: {"holds": [getattr(library, name)(getattr(library, kind)(8), size=4, **settings)]}
+    return lambda library: {"holds": [named(library, name)(named(library, kind)(8), size=4, **settings)]}
 
 
 STATES = {
@@ -136,7 +137,7 @@ STATES = {
     "projection": Case("EWC", hold("Projection", threshold=0.5)),
     "variational": Case(
         "fine-tune",
-        lambda library: {"holds": [library.Variational(samples=16)]},
+        lambda library: {"holds": [named(library, "Variational")(samples=16)]},
     ),
     "batch-norm-freeze": Case("EWC", option(batch_norm="freeze"), normed),
     "batch-norm-fold": Case("EWC", option(batch_norm="fold"), normed),
@@ -154,10 +155,12 @@ class Run:
         torch.manual_seed(0)
         self.model = with_given_weights(self.case.network().double())
         if name == "variational":
-            self.model = library.mean_field(self.model, log_variance=-3.0)
+            self.model = named(library, "mean_field")(self.model, log_variance=-3.0)
         options = {"strength": 3.0, "from_scratch": True} | self.case.options(library)
         if {"relative_strength", "tolerance"} & options.keys():
             del options["strength"]
+        if not takes_relative_strengths(library):
+            options.pop("relative_strength", None)  # the state has what it became
         self.guard = guard_of(library, self.model, self.case.measure, **options)
         drawn = torch.Generator().manual_seed(1)
         self.batches = [(numbers(drawn, 8, 3), torch.randint(CLASSES, (8,), generator=drawn)) for _ in range(3)]
@@ -182,12 +185,14 @@ class Run:
         if self.case.stop in ("middle", "watched"):
             self.train(task=1)
         if self.case.stop == "watched":
-            self.guard.watch_only(self.batches[:2])
+            watch_only = getattr(self.guard, "watch_only", None) or self.guard.gradients.microbatches
+            watch_only(self.batches[:2])
         return self
 
     def beside(self, folder, name):
         """Return what is saved beside the state, each with its path."""
-        sources = [getattr(hold, "buffer", None) for hold in self.guard.holds]
+        holds = self.guard.holds if hasattr(self.guard, "holds") else self.guard.options.holds
+        sources = [getattr(hold, "buffer", None) for hold in holds]
         buffers = [(source, folder / f"{name}.buffer.safetensors") for source in sources if source is not None]
         kept = [(self.guard.kept, folder / f"{name}.kept.safetensors")] if self.guard.tolerance is not None else []
         return buffers + kept
@@ -206,8 +211,9 @@ class Run:
     def numbers(self):
         """Return what shows that a state was taken over and how it goes on, from the weights that are there."""
         before, found = self.weights(), {}
+        importance_of = getattr(self.guard, "importance_of", None) or self.guard.held.of
         for measure in self.guard.measures:
-            found[f"importance of {measure}"] = by_name(self.guard.importance_of(measure))
+            found[f"importance of {measure}"] = by_name(importance_of(measure))
         with torch.no_grad():
             for number, p in enumerate(self.model.parameters()):
                 p.add_(0.05 * torch.cos(number + torch.arange(p.numel(), dtype=p.dtype)).view_as(p))
@@ -256,8 +262,28 @@ def write_states(library, folder):
     save_file(every, folder / "numbers.safetensors")
 
 
+def takes_relative_strengths(library):
+    """Return whether it is the version that the files are of, or one soon after."""
+    return "relative_strength" in inspect.signature(kind_of_guard(library)).parameters
+
+
+def kind_of_guard(library):
+    return getattr(library, "Guard", None) or library.Consolidator
+
+
+def named(library, name):
+    """Return what has a name in the library, or in one of the packages where later versions have the rarer names."""
+    packages = ("holds", "forms", "variational") if hasattr(library, "GuardOptions") else ()
+    every = [library, *(importlib.import_module(f"{library.__name__}.{package}") for package in packages)]
+    return next(getattr(place, name) for place in every if hasattr(place, name))
+
+
 def guard_of(library, *args, **options):
-    return (getattr(library, "Guard", None) or library.Consolidator)(*args, **options)
+    rarer = getattr(library, "GuardOptions", None)  # in which later versions have some arguments together
+    if rarer is not None:
+        names = {field.name for field in dataclasses.fields(rarer)} & options.keys()
+        options |= {"options": rarer(**{name: options.pop(name) for name in names})} if names else {}
+    return kind_of_guard(library)(*args, **options)
 
 
 def callback(library, trainer):

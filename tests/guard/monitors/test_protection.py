@@ -240,13 +240,14 @@ def held(measure, **options):
 
 
 @unsaid_is_an_error
-@pytest.mark.parametrize("name", ["EWC", "MAS", "L2"])
+@pytest.mark.parametrize("name", ["posterior", "MAS", "L2"])
 def test_that_nobody_has_said_how_strongly_is_told_once_at_the_first_step_that_is_held(name):
     model = net()
     guard, optimizer = attached(model, name, from_scratch=True)
     train(model, optimizer)  # in which nothing is held
     guard.consolidate([batch(0)])
-    what_to_give = rf"given to this guard, and {name} holds with 1\..*relative_strength=.*tolerance=.*how-strong\.md"
+    rate = "exchange_rate=.*nats.*, " if name == "posterior" else ""
+    what_to_give = rf"given to this guard, and {name} holds with 1\..*Give {rate}tolerance=.*how-strong\.md"
     with pytest.warns(anchorhold.AnchorholdWarning, match=what_to_give) as told:
         train(model, optimizer)
     assert len(told) == 1
@@ -256,7 +257,7 @@ def test_that_nobody_has_said_how_strongly_is_told_once_at_the_first_step_that_i
 
 
 def test_it_is_told_beside_other_holds_too():
-    model, _, optimizer = held("EWC", holds=[anchorhold.Replay([batch(1)])])
+    model, _, optimizer = held("MAS", holds=[anchorhold.Replay([batch(1)])])
     with pytest.warns(anchorhold.AnchorholdWarning, match=UNSAID):
         train(model, optimizer)
 
@@ -264,7 +265,7 @@ def test_it_is_told_beside_other_holds_too():
 @unsaid_is_an_error
 def test_and_of_a_penalty_that_goes_into_the_loss():
     model = net()
-    guard = anchorhold.Guard(model, "EWC")
+    guard = anchorhold.Guard(model, "MAS")
     guard.penalty()  # of nothing
     guard.consolidate([batch(9)])
     with pytest.warns(anchorhold.AnchorholdWarning, match=UNSAID):
@@ -275,7 +276,7 @@ def test_and_of_a_penalty_that_goes_into_the_loss():
 @unsaid_is_an_error
 @pytest.mark.parametrize(
     "given",
-    [{"strength": 1.0}, {"strength": {"*": 1.0}}, {"relative_strength": 0.03}, {"tolerance": 0.1}, {"strength": 0.0}],
+    [{"strength": 1.0}, {"strength": {"*": 1.0}}, {"exchange_rate": 1.0}, {}, {"tolerance": 0.1}, {"strength": 0.0}],
     ids=str,
 )
 def test_whoever_has_said_it_is_told_nothing(given):
@@ -301,15 +302,15 @@ def test_nor_where_there_is_nothing_to_hold_strongly():
 
 @unsaid_is_an_error
 def test_a_state_brings_its_strength_and_a_1_in_it_may_be_nobodys():
-    _, stronger, _ = held("EWC", strength=2.0)
-    model, guard, optimizer = held("EWC")
+    _, stronger, _ = held("MAS", strength=2.0)
+    model, guard, optimizer = held("MAS")
     guard.load_state_dict(stronger.state_dict())
     train(model, optimizer)
-    _, unsaid, _ = held("EWC")
-    model, guard, optimizer = held("EWC", strength=1.0)
+    _, unsaid, _ = held("MAS")
+    model, guard, optimizer = held("MAS", strength=1.0)
     guard.load_state_dict(unsaid.state_dict())
     train(model, optimizer)
-    model, guard, optimizer = held("EWC")
+    model, guard, optimizer = held("MAS")
     guard.load_state_dict(unsaid.state_dict())
     with pytest.warns(anchorhold.AnchorholdWarning, match=UNSAID):
         train(model, optimizer)

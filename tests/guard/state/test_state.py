@@ -121,8 +121,8 @@ def test_a_state_that_brings_another_strength_says_so(saved):
     guard.load(path)  # which changes nothing any more
     for options in ({"strength": 2.0}, {}):
         anchorhold.Guard(guard.model, anchorhold.Fisher(), **grouped(**options)).load(path)
-    with pytest.warns(anchorhold.AnchorholdWarning, match="made with relative_strength=5, and the state .* strength=2"):
-        anchorhold.Guard(guard.model, anchorhold.Fisher(), relative_strength=5.0).load(path)
+    with pytest.warns(anchorhold.AnchorholdWarning, match="made with exchange_rate=5, and the state .* strength=2"):
+        anchorhold.Guard(guard.model, anchorhold.Fisher(), exchange_rate=5.0).load(path)
 
 
 def test_files_of_no_use_are_refused_and_nothing_is_lost(saved, tmp_path):

@@ -41,6 +41,7 @@ from anchorhold_lab.training.options.two_columns import Phase, TwoColumns, check
 from anchorhold_lab.training.options.without_tasks import load_state as load_task_free
 from anchorhold_lab.training.options.without_tasks import state_of, task_free_of
 from anchorhold_lab.training.protocol import Settings
+from anchorhold_lab.training.relative_guard import RelativeGuard
 from anchorhold_lab.training.telling.observer import Observer
 from anchorhold_lab.training.telling.progress import Outcome, Progress
 from anchorhold_lab.training.telling.retention import Seen, TaskRetention, noted, strength_of
@@ -133,13 +134,14 @@ class Learner:
         # A head that belongs to one task is never protected; one that all share is a layer like the others.
         protect = "body.*" if scenario.heads > 1 else None
         how_strongly: dict[str, Any] = {"strength": strength}
+        kind: type[Guard] = Guard
         if relative_strength is not None:
-            how_strongly = {"relative_strength": relative_strength}
+            kind, how_strongly = RelativeGuard, {"relative_strength": relative_strength}
         if tolerance is not None:
             how_strongly = {"tolerance": tolerance}
             check_set_aside(tolerance, scenario)
         self._tolerance = tolerance
-        self.guard = Guard(
+        self.guard = kind(
             self.model,
             measure,
             **how_strongly,
@@ -286,7 +288,7 @@ class Learner:
     def notes_retention(self) -> bool:
         """Whether there is more to say of how it is held than a strength that was given."""
         guard = self.guard
-        return guard.relative_strength is not None or guard.tolerance is not None or self.scenario.keeps
+        return isinstance(guard, RelativeGuard) or guard.tolerance is not None or self.scenario.keeps
 
     @property
     def seen(self) -> Seen:
@@ -342,6 +344,7 @@ class Learner:
                     AnchorholdWarning,
                     stacklevel=2,
                 )
+        self.outcome.strength_record = self.guard.held.record()
         if self.notes_retention:
             self.outcome.retention.append(noted(self.guard, task, trace))
             self._keep(task)
@@ -451,7 +454,7 @@ class Learner:
         kept = {name: copied(buffer.state_dict()) for name, buffer in self._buffers.items()}
         return {
             "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},
-            "guard": copied(self.guard.state_dict()),
+            "guard": {key: copied(value) for key, value in self.guard.state_dict().items() if key != "tokens"},
             "dropout": self.dropout.get_state(),
             "matrix": copy.deepcopy(self.outcome.matrix),
             "untrained": list(self.outcome.untrained),
@@ -473,7 +476,11 @@ class Learner:
             self.guard.kept.load_state_dict(state["kept"])
             for task in range(len(state["matrix"])):
                 self.guard.kept[name_of(task)].forward = partial(self._calls.logits, task=task)
-        self.guard.load_state_dict(state["guard"])
+        # T is 1 of every task here, and left out of states, whose digests are those of version 0.1.0.
+        driver = next(iter(self.guard.measures.values()))
+        counts = driver.needs.data or driver.is_in_nats
+        tokens = {"tokens": [1.0] * state["guard"]["tasks"]} if counts else {}
+        self.guard.load_state_dict({**state["guard"], **tokens})
         for name, buffer in self._buffers.items():
             buffer.load_state_dict(state["buffers"][name])
         if self.task_free is not None:
@@ -481,6 +488,7 @@ class Learner:
         self.dropout.set_state(state["dropout"].cpu())
         retention = [TaskRetention.from_dict(noted) for noted in state.get("retention", ())]
         self.outcome = Outcome(list(state["untrained"]), copy.deepcopy(state["matrix"]), state["failure"], retention)
+        self.outcome.strength_record = self.guard.held.record() if self.guard.tasks else None
         if self.posterior is not None:  # how many samples a task has is no part of a guard's state
             self.posterior.count(self._sizes[self._at])
         for name, observer in self.observers.items():

@@ -32,11 +32,13 @@ _CLASS_DIM = "a dimension of the outputs, such as 1 or -1, and not the first, wh
 class Rows:
     """Output gradients of a chunk of samples: ``count`` rows, ``block(i, j)`` of shape ``[j − i, *outputs.shape]``.
 
-    ``samples`` is what they add to the number by which the sum is divided: of samples, or of positions.
+    ``samples`` is what they add to the number by which the sum is divided: of samples, or of positions. ``positions``
+    is how many positions count in any case: T of them belong to a sample, and only one where the sum is divided by it.
     """
 
     count: int
     samples: int
+    positions: int
     block: Callable[[int, int], Tensor]
 
 
@@ -110,7 +112,7 @@ class CustomScore(Score):
             ]
             return torch.stack(gradients)
 
-        return Rows(scores.shape[1], n, block)
+        return Rows(scores.shape[1], n, n, block)
 
 
 class PositionScore(Score):
@@ -214,8 +216,9 @@ class PositionScore(Score):
 
         dim = self.reading.dim
         each = counted.any(-1)
-        samples = each.sum() if self.positions == "separate" or self.per == "token" else each.any(1).sum()
-        return Rows(count * places if separate else count, int(samples), block)
+        positions, samples = torch.stack((each.sum(), each.any(1).sum())).tolist()
+        samples = positions if self.positions == "separate" or self.per == "token" else samples
+        return Rows(count * places if separate else count, samples, positions, block)
 
     def check_labels(self, outputs: Tensor, targets: Tensor, phi: Phi) -> None:
         """Refuse labels of classes that a likelihood's outputs do not have; warn where labels only say what counts.

@@ -9,7 +9,7 @@ from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Form
 from anchorhold.forms import form as form_by_name
 from anchorhold.forms.layers import LayerForm
-from anchorhold.guard.arguments.strengths import checked_relative_strength
+from anchorhold.guard.arguments.strengths import USUAL_RATE, checked_exchange_rate
 from anchorhold.guard.core import AnchorKind
 from anchorhold.guard.ledger import Ledger
 from anchorhold.holds import Hold
@@ -70,21 +70,43 @@ def checked_tolerance(
     return found
 
 
-def checked_relative(relative: float | None, strength: object, driver: Measure) -> float | None:
-    """Return the relative strength, where there is one, or refuse what does not go together with it."""
-    if relative is None:
-        return None
+def checked_rate(rate: object, strength: object, tolerance: object, driver: Measure) -> float | None:
+    """Return the exchange rate, the usual one where nobody has said how strongly, or refuse one that there is not.
+
+    ``None`` where a strength or a tolerance was given, and of a measure whose strength nothing tells.
+    """
+    if rate is None:
+        unsaid = strength is None and tolerance is None
+        return USUAL_RATE if unsaid and driver.is_in_nats and driver.needs.data else None
     if strength is not None:
         raise ConfigurationError(
-            f"strength={strength!r} and relative_strength={relative!r}: expected one of both. The relative one "
-            "finds the strength at the first consolidation."
+            f"strength={strength!r} and exchange_rate={rate!r}: expected one of both. The exchange rate κ makes the "
+            "strength, κ/(2T) for T scored tokens in a sample."
         )
+    if isinstance(rate, Mapping):
+        raise ConfigurationError(
+            f"exchange_rate={rate!r}: expected one number. What is lost is lost by all weights together, so there is "
+            "no exchange rate of some of them. Give strength={...}, which may be by patterns, or leave weights out of "
+            "protect=."
+        )
+    found = checked_exchange_rate(rate)
+    refuse_unless_in_nats(found, driver)
+    return found
+
+
+def refuse_unless_in_nats(rate: float, driver: Measure) -> None:
+    """Refuse an exchange rate for a measure whose importance is no number of nats."""
     if isinstance(driver, FineTune):
         raise ConfigurationError(
-            f"relative_strength={relative!r} with {driver.name}, which finds no importance that it could be "
-            "relative to. Leave it out."
+            f"exchange_rate={rate:g} with {driver.name}, which holds no weight, so there is nothing to exchange. Leave "
+            "it out."
         )
-    return checked_relative_strength(relative)
+    if not driver.is_in_nats:
+        raise ConfigurationError(
+            f"exchange_rate={rate:g} with {driver!r}, whose importance is no Fisher information: its unit is its own, "
+            "and no factor turns it into nats. Give strength= or tolerance=, or take Fisher() with labels= 'exact', "
+            "'sampled' or 'true', OnlineEWC(normalise=False) or PosteriorPrecision()."
+        )
 
 
 def checked_decay(value: float) -> float:

@@ -14,7 +14,7 @@ from anchorhold.guard.arguments.checked_arguments import (
     checked_batch_norm,
     checked_decay,
     checked_implicit,
-    checked_relative,
+    checked_rate,
     checked_space,
     checked_tolerance,
     device_with_number,
@@ -41,7 +41,7 @@ def new_core(
     measure: Measure | str,
     *,
     strength: float | Mapping[str, float] | None,
-    relative_strength: float | None,
+    exchange_rate: float | None,
     tolerance: float | Tolerance | None,
     form: Form | str,
     protect: Protect,
@@ -75,9 +75,9 @@ def new_core(
     others = as_holds(holds)
     for each in others:
         each.check(driving.form)
-    relative = checked_relative(relative_strength, strength, driver)
-    c = 0.0 if relative is not None else checked_strength(USUAL if strength is None else strength)
-    strengths = {"strength": strength, "relative_strength": relative_strength}
+    rate = checked_rate(exchange_rate, strength, tolerance, driver)
+    c = 0.0 if rate is not None else checked_strength(USUAL if strength is None else strength)
+    strengths = {"strength": strength, "exchange_rate": exchange_rate}
     driving.strengths = PatternStrengths(c) if isinstance(c, dict) else None
     allowed = checked_space(rarer.space, ledgers, others, anchor, batch_norm, implicit=rarer.implicit is True)
     sloped = has_linear_term(driving.form, anchor, gradient_term=rarer.gradient_term)
@@ -104,10 +104,10 @@ def new_core(
         Setting(None, "default"),
         Setting(allowed or "weights", "given" if rarer.space is not None else "open" if allowed is None else "default"),
         Setting(pull, "given" if rarer.implicit is not None else "open" if either else "default"),
-        relative_strength=relative,
+        exchange_rate=rate,
         tolerance=checked_tolerance(tolerance, strengths, driver, anchor, batch_norm),
     )
-    if any(each is not None for each in (strength, relative_strength, tolerance)):
+    if any(each is not None for each in (strength, exchange_rate, tolerance)):
         state.asked = Setting(state.said_strength, "given")
     core = Core(asked, state, TaskState(), Runtime(model, rarer.group))
     first_look(core)

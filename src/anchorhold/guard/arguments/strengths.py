@@ -1,7 +1,8 @@
-r"""How strongly the guard's own hold pulls: one c for all, one for each pattern of names, or one that has a unit.
+r"""How strongly the guard's own hold pulls: one c for all, one for each pattern of names, or an exchange rate.
 
-A *relative* strength s is c in units of the mean importance of a weight, :math:`c = s\,p/\operatorname{tr} Q` over the
-p weights and the Q of the first consolidation: the mean curvature of the hold is then 2s, whatever the measure's unit.
+Where Q is the Fisher information of a sample, KL(p_old‖p_new) of a sample is ½⟨D, Q(D)⟩ to second order. With T scored
+tokens in a sample (1 for a classifier), an *exchange rate* κ makes :math:`c = \kappa/(2T)`, and the objective the new
+loss plus κ times the nats that are lost of an old token.
 """
 
 import math
@@ -11,13 +12,17 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from anchorhold.errors import ConfigurationError, NotFiniteError
+from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Matrix
 from anchorhold.settings import first_match, number, numbers_by_pattern
 from anchorhold.tensors.sharding import whole_sums
 
 USUAL = 1.0
-"""c where nobody has said any, which is told."""
+"""c where nobody has said any, of a measure that no exchange rate is known of; a warning says so."""
+USUAL_RATE = 1.0
+"""κ where nobody has said how strongly, of a measure of data that is in nats."""
+LEAST_RATE = 1e-38
+"""The least exchange rate: half of it, for thousands of tokens, is no 0 yet."""
 LARGEST = 1e38
 """The penalty's gradient has a factor 2c, which has to fit into a single-precision number."""
 APART = 1e12
@@ -109,10 +114,18 @@ def checked_strength(value: object) -> float | dict[str, float]:
     return numbers_by_pattern("strength", value, expected, lambda c: 0 <= c <= LARGEST)
 
 
-def checked_relative_strength(value: object) -> float:
-    """Return the relative strength s, or say what was expected."""
-    expected = "a number above 0, up to 1e38 (1 makes 2 of the penalty's mean curvature)"
-    return float(number("relative_strength", value, expected, lambda s: 0 < s <= LARGEST))
+def checked_exchange_rate(value: object) -> float:
+    """Return the exchange rate κ, or say what was expected."""
+    expected = (
+        f"one number from {LEAST_RATE:g} to {LARGEST:g}, the nats of new loss that a nat lost of an old token may cost "
+        "(1 to begin with; to observe and hold nothing, give strength=0)"
+    )
+    return float(number("exchange_rate", value, expected, lambda rate: LEAST_RATE <= rate <= LARGEST))
+
+
+def strength_of_rate(rate: float, tokens: float) -> float:
+    """Return c = κ/(2T)."""
+    return rate / (2 * tokens)
 
 
 def total_trace(matrices: Mapping[str, Matrix]) -> float:
@@ -141,22 +154,6 @@ class Importance(NamedTuple):
         own = {name for matrix in matrices.values() for name in matrix.block.parameters} - set(silent)
         return cls(sum(parameters[name].numel() for name in own), total_trace(matrices))
 
-    def strength(self, relative: float) -> float:
-        """Return c = s·p/trace; 0 where there is no importance to be relative to."""
-        return relative * self.weights / self.trace if self.trace > 0 else 0.0
-
-
-def strength_from(
-    relative: float, matrices: Mapping[str, Matrix], parameters: Mapping[str, Tensor], silent: Collection[str]
-) -> float:
-    """Return the strength that a relative one becomes, or refuse a trace that gives none; see :class:`Importance`."""
-    found = Importance.of(matrices, parameters, silent)
-    c = found.strength(relative)
-    if not 0 < c <= LARGEST:
-        raise NotFiniteError(
-            f"relative_strength={relative:g}: the importances of the {found.weights:,} protected weights add up to "
-            f"{found.trace:g}, so there is no strength s·p/trace from 0 to 1e38, and nothing was consolidated. Look at "
-            "what was consolidated (outputs that do not depend on the protected parameters, steps that moved nothing, "
-            "overflow), or give strength= instead."
-        )
-    return c
+    def strength(self, share: float) -> float:
+        """Return c = s·p/trace, whose c·Ω is s on average; 0 where there is no importance."""
+        return share * self.weights / self.trace if self.trace > 0 else 0.0

@@ -26,6 +26,8 @@ class Scored(NamedTuple):
     samples: int
     counted: int
     """What a sum over samples is divided by."""
+    positions: int
+    """How many positions are scored."""
 
 
 class BatchScore:
@@ -95,7 +97,7 @@ class BatchScore:
         self.score = self.score.settled(outputs, labels, self._evidence)
         rows = self.score.rows(z.detach(), labels, SQUARE, self._generator)
         samples = rows.samples if self.score.per == "sample" else self._samples(z.detach(), labels)
-        return Scored((z * rows.block(0, 1)[0]).sum(), samples, rows.samples)
+        return Scored((z * rows.block(0, 1)[0]).sum(), samples, rows.samples, rows.positions)
 
     def _samples(self, z: Tensor, labels: Tensor | None) -> int:
         """Return how many samples there are, where it is positions that a score counts."""

@@ -1,6 +1,6 @@
 """What is kept of the gradients of micro-batches: their mean, and how far they lie apart."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,6 +42,8 @@ class GradientSums:
     samples: int = 0
     counted: int = 0
     """What the sum over samples is divided by: of samples, or of tokens."""
+    positions: int | None = 0
+    """How many positions were scored; ``None`` where some are from version 0.1.0, which did not count them."""
     mean: dict[str, Tensor] = field(default_factory=dict)
     """ḡ, the mean over all samples."""
     spread: dict[str, Tensor] = field(default_factory=dict)
@@ -49,12 +51,13 @@ class GradientSums:
     outputs: str | None = None
     """What the model's outputs were taken for."""
 
-    def add(self, gradients: Mapping[str, Tensor], samples: int, counted: int) -> None:
+    def add(self, gradients: Mapping[str, Tensor], samples: int, counted: int, positions: int) -> None:
         """Take in a batch's mean gradient."""
         self._add_mean(gradients, samples)
         self.batches += 1
         self.samples += samples
         self.counted += counted
+        self.positions = _sum([self.positions, positions])
 
     def add_all(self, others: "GradientSums") -> None:
         """Take in all batches of others."""
@@ -66,6 +69,7 @@ class GradientSums:
         self.batches += others.batches
         self.samples += others.samples
         self.counted += others.counted
+        self.positions = _sum([self.positions, others.positions])
         self.outputs = others.outputs or self.outputs
 
     def _add_mean(self, gradients: Mapping[str, Tensor], samples: int) -> None:
@@ -76,15 +80,21 @@ class GradientSums:
 
     def of_all(self, ranks: Ranks, like: Mapping[str, Tensor]) -> "GradientSums":
         """Return those of all processes, each of which had batches of its own, or none."""
-        told = ranks.each(lambda: (self.batches, self.samples, self.counted, self.outputs))
+        told = ranks.each(lambda: (self.batches, self.samples, self.counted, self.positions, self.outputs))
         batches, samples, counted = (sum(each) for each in list(zip(*told, strict=True))[:3])
-        found = GradientSums(batches, samples, counted, outputs=next((t[3] for t in told if t[3]), None))
+        outputs = next((each[4] for each in told if each[4]), None)
+        found = GradientSums(batches, samples, counted, _sum([each[3] for each in told]), outputs=outputs)
         for name, zero in like.items():
             own, spread = self.mean.get(name, zero), self.spread.get(name, zero)
             mean = ranks.add_up(own * (self.samples / max(1, samples)))
             apart = spread.addcmul(own - mean, own - mean, value=self.samples)
             found.mean[name], found.spread[name] = mean, ranks.add_up(apart)
         return found
+
+    @property
+    def tokens(self) -> float | None:
+        """T, how many positions are scored for each of what the squares are a mean of; ``None`` if not counted."""
+        return None if self.positions is None else self.positions / self.counted
 
     def refuse_unless_finite(self) -> None:
         """Refuse gradients that would spoil what others are added to."""
@@ -111,6 +121,12 @@ class GradientSums:
                 )
             found[name] = squares.mul_(self.samples / self.counted)
         return found
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    """Return the sum of some counts; ``None`` where one is not known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def nothing_seen() -> BatchError:

@@ -159,8 +159,8 @@ def _refuse_unless_finite(state: GuardState, taken: MicrobatchSupport, sums: Map
                 refuse_unless_finite(name, [tensor])
 
 
-_Found = tuple[dict[str, Tensor], int, int]
-"""The mean gradient of a micro-batch, by parameter, how many samples it has, and what they count."""
+_Found = tuple[dict[str, Tensor], int, int, int]
+"""The mean gradient of a micro-batch, by parameter, how many samples it has, what they count, and its positions."""
 
 
 def _own_gradient(core: Core, score: BatchScore, batch: Batch | None) -> _Found | None:
@@ -186,16 +186,16 @@ def _shared_gradient(core: Core, score: BatchScore, batch: Batch | None, last: B
     outputs = score.outputs(run)
     found: list[Scored] = []
 
-    def count() -> tuple[int, int]:
+    def count() -> tuple[int, int, int]:
         found.append(score.scored(outputs, run))
-        return (found[0].samples, found[0].counted) if batch is not None else (0, 0)
+        return found[0][1:] if batch is not None else (0, 0, 0)
 
-    samples, counted = (sum(each) for each in zip(*ranks.each(count), strict=True))
+    samples, counted, positions = (sum(each) for each in zip(*ranks.each(count), strict=True))
     if not samples:
         return None
     weight = ranks.size / samples if batch is not None else 0.0  # FSDP takes the mean over processes
     gradients = gradients_by_backward(found[0].total * weight, list(core.measured.values()), core.runtime.model, None)
-    return _by_name(core, gradients), samples, counted
+    return _by_name(core, gradients), samples, counted, positions
 
 
 def _refuse_unless_given(batch: Batch | None) -> None:
@@ -214,10 +214,10 @@ def _mean_gradient(
         shared = _shared_gradient(core, score, batch, last)
         if shared is None:
             return None
-        gradients, samples, counted = shared
+        gradients, samples, counted, _ = shared
         return {name: -gradient * (samples / counted) for name, gradient in gradients.items()}, samples
     own = _own_gradient(core, score, batch)
-    gradients, samples, counted = own or ({}, 0, 0)
+    gradients, samples, counted, _ = own or ({}, 0, 0, 0)
     every = core.runtime.ranks.each(lambda: (samples, counted))
     all_samples, all_counted = (sum(each) for each in zip(*every, strict=True))
     if not all_counted:

@@ -95,7 +95,9 @@ class MissingProtection(Monitor):
             core.state.is_anchored and core.state.strength_is_assumed
         ):
             return
-        core.runtime.warned.once("no strength", _UNSAID.format(measure=core.state.driver))
+        in_nats = core.state.driving.measure.is_in_nats
+        rate = "exchange_rate=, whose unit is nats (1 to begin with), " if in_nats else ""
+        core.runtime.warned.once("no strength", _UNSAID.format(measure=core.state.driver, rate=rate))
 
 
 _NOTHING_YET = (
@@ -126,9 +128,8 @@ _NOTHING_MATTERS = (
 _UNSAID = (
     "No strength was given to this guard, and {measure} holds with 1. Each measure's importances have a size of their "
     "own: where a strength was searched for, the best was 8 to 50,000 for EWC as a diagonal and 1 to 500 for SOS, so "
-    "that with 1 next to nothing may be held. Give relative_strength=, whose unit is the mean importance (0.003 to "
-    "0.03 to begin with), tolerance=, how much may be lost on inputs that guard.keep() is given, or strength=, 1.0 too "
-    "if that is meant: docs/guides/how-strong.md has what was best where."
+    "that with 1 next to nothing may be held. Give {rate}tolerance=, how much may be lost on inputs that guard.keep() "
+    "is given, or strength=, 1.0 too if that is meant: docs/guides/how-strong.md has what was best where."
 )
 
 _THAWED = (

@@ -190,7 +190,7 @@ def part_of(kept: KeptSet, cursor: int) -> list[int]:
 
 
 def _first_strength(core: Core) -> float:
-    """Return the strength to begin with: a relative one, of all that was found so far."""
+    """Return the strength to begin with, by the mean importance of all that was found so far."""
     assert core.state.tolerance is not None
     start = core.state.tolerance.start_in(core.state.driving.form)
     strength = Importance.of(core.state.driving.total, {**core.measured, **core.state.anchor}).strength(start)
@@ -204,9 +204,13 @@ def _first_strength(core: Core) -> float:
 
 @torch.no_grad()
 def predicted(core: Core) -> float | None:
-    """Return the KL that the importance predicts to second order, ½⟨D, Q(D)⟩, where it is one of squared gradients."""
+    """Return the KL that the importance predicts to second order, where it is one of squared gradients.
+
+    That is ½⟨D, Q(D)⟩/T, of a token, as the KL that is measured; ½⟨D, Q(D)⟩ of a sample where T is not known.
+    """
     if not core.state.is_anchored or not is_mean_of_squares(core.state.driving.measure):
         return None
     coordinates = core.space.coordinates(core.runtime.parameters)
     own = penalty_value(coordinates, core.state.driving.total, core.state.anchor, 0.5)
-    return float(own) + core.value_of_changes(core.state.driving.total, 0.5)
+    found = float(own) + core.value_of_changes(core.state.driving.total, 0.5)
+    return found / (core.state.tokens_of_all or 1.0)

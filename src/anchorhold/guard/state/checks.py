@@ -52,6 +52,16 @@ def check_values(state: Mapping[str, Any]) -> None:
                 f"The state is damaged: the averages of {label!r} are {shown(weights)}; expected numbers of tasks, "
                 f"from 1 to {state['tasks']}. Use another copy."
             )
+    if len(state.get("tokens", ())) > state["tasks"]:
+        raise StateError(
+            f"The state is damaged: its tokens are {shown(state['tokens'])} for {state['tasks']} tasks; expected one "
+            "number for each at most. Use another copy."
+        )
+    if state.get("exchange_rate") is not None and len(state.get("tokens", ())) < state["tasks"]:
+        raise StateError(
+            f"The state is damaged: it has an exchange rate, and its tokens are {shown(state.get('tokens', []))} for "
+            f"{state['tasks']} tasks; expected one number for each. Use another copy."
+        )
     count = state.get("tensor_count", len(state["tensors"]))
     if count != len(state["tensors"]):
         raise StateError(

@@ -37,7 +37,7 @@ def watched_values(core: Core) -> dict[str, Any] | None:
         sums = watched.sums.get(asked, GradientSums())
         at = watched.progress.get(asked, Progress(0, None))
         draws = None if at.draws is None else bytes(at.draws.cpu().tolist()).hex()
-        rows.append([sums.batches, sums.samples, sums.counted, sums.outputs, at.seen, draws])
+        rows.append([sums.batches, sums.samples, sums.counted, sums.outputs, at.seen, draws, sums.positions])
     # The checksum is of this process's shards, and another number of processes has other shards.
     weights = None if any(map(is_sharded, core.runtime.model.parameters())) else watched.weights
     classes = watched.classes
@@ -88,9 +88,10 @@ def watched_of(
 
 def _sums(number: int, row: Any, tensors: Mapping[str, Tensor], measured: Mapping[str, Tensor]) -> GradientSums:
     batches, samples, counted, outputs = int(row[0]), int(row[1]), int(row[2]), row[3]
-    if min(batches, samples, counted) < 0:
+    positions = int(row[6]) if len(row) > 6 and row[6] is not None else None
+    if min(batches, samples, counted, positions or 0) < 0:
         raise ValueError(f"numbers of samples below 0: {row[:3]}")
-    sums = GradientSums(batches, samples, counted, outputs=outputs)
+    sums = GradientSums(batches, samples, counted, positions, outputs=outputs)
     for name, parameter in measured.items() if samples else ():
         for part, kept in zip(PARTS, (sums.mean, sums.spread), strict=True):
             tensor = tensors[f"{name}#{number}.{part}"]

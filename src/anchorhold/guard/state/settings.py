@@ -42,12 +42,11 @@ def check_settings(core: Core, state: Mapping[str, Any]) -> None:
             f"The state was made with tolerance={state['tolerance']['nats']:g}, and this Guard has a strength. Make "
             "one with a tolerance."
         )
-    for key, said in {"strengths": "strengths by pattern", "relative_strength": "a relative strength"}.items():
-        if tolerance is not None and key in state:
-            raise StateError(
-                f"The state was made with {said}, and this Guard has tolerance={tolerance.nats:g}. Make one as it was "
-                "made."
-            )
+    if tolerance is not None and "strengths" in state:
+        raise StateError(
+            f"The state was made with strengths by pattern, and this Guard has tolerance={tolerance.nats:g}. Make one "
+            "as it was made."
+        )
 
 
 def _what_else(key: str, then: object, now: object) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anchorhold.errors import ConfigurationError
 from anchorhold.guard.arguments.checked_arguments import checked_decay
-from anchorhold.guard.arguments.strengths import LARGEST, PatternStrengths, checked_relative_strength, checked_strength
+from anchorhold.guard.arguments.strengths import LARGEST, PatternStrengths, checked_exchange_rate, checked_strength
 from anchorhold.settings import number
 
 
@@ -94,7 +94,11 @@ STRENGTH = ValueType(
 )
 DECAY = ValueType("a number from 0 to 1", lambda _, value: checked_decay(value))
 PATTERNS = ValueType("pairs of a pattern and a number", _check_patterns)
-RELATIVE = ValueType("a number above 0, up to 1e38", lambda _, value: checked_relative_strength(value))
+RELATIVE = ValueType(
+    "a number above 0, up to 1e38",
+    lambda key, value: number(key, value, "a number above 0, up to 1e38", lambda s: 0 < s <= LARGEST),
+)
+RATE = ValueType("a number from 1e-38 to 1e38", lambda _, value: checked_exchange_rate(value))
 COUNT = _tested("a whole number, 0 or more", _is_count)
 TRUTH = _tested("true or false", lambda value: isinstance(value, bool))
 MEASURE = _tested("a measure's name", _is_text)
@@ -109,6 +113,7 @@ TOLERANCE = _tested(
     "its nats, a number above 0, and how it is followed",
     lambda value: isinstance(value, Mapping) and is_number(value.get("nats")) and value["nats"] > 0,
 )
+TOKENS = _tested("numbers of at least 1", _is_list_of(lambda tokens: is_number(tokens) and 1 <= tokens <= LARGEST))
 MARKS = _tested("each name once, with numbers", _are_marks)
 CONTROL = _tested(
     "plain values by name", _maps_names_to(lambda value: value is None or isinstance(value, int | float | list))

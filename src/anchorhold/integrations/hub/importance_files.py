@@ -19,6 +19,7 @@ from torch import nn
 
 from anchorhold.errors import ConfigurationError, OrderError, StateError, shortened, warn
 from anchorhold.guard import Guard, GuardOptions
+from anchorhold.guard.arguments.strengths import USUAL
 from anchorhold.guard.batch_norm.frozen_statistics import is_fresh, with_statistics
 from anchorhold.guard.distributed.ranks import ALONE, Ranks
 from anchorhold.guard.monitors.distances import ELSEWHERE, distance, distance_in_words
@@ -33,7 +34,7 @@ from anchorhold.whole_files import write_whole
 TENSORS, SETTINGS, CARD = "importance.safetensors", "anchorhold.json", "README.md"
 EARLIER_SETTINGS = "holdfast.json"
 """What version 0.1.0 called the file of settings."""
-CARRIED = ("version", "decay", "tasks", "parameters", "left_frozen", "averages", "frozen_norms", "layouts")
+CARRIED = ("version", "decay", "tasks", "tokens", "parameters", "left_frozen", "averages", "frozen_norms", "layouts")
 """What goes along of a guard's state, beside its importance and its anchor."""
 
 
@@ -122,7 +123,9 @@ def from_pretrained(
     Args:
         source: a folder that :func:`save_pretrained` wrote, or the name of a repository.
         model: the same model, with the weights that it was measured at; others are told of.
-        strength: as for :class:`~anchorhold.Guard`, 1 by default; or ``relative_strength=`` or ``tolerance=``.
+        strength: as for :class:`~anchorhold.Guard`; or ``exchange_rate=``, which is 1 by default for importance in
+            nats, or ``tolerance=``. Files of version 0.1.0 do not say how many tokens a sample has: they take a
+            strength.
         revision: a branch, tag or commit.
         token: by default the one that is logged in.
         endpoint: the address of another hub.
@@ -149,6 +152,10 @@ def from_pretrained(
     _refuse_others(state, place / TENSORS)
     whole = guard.state_dict()
     whole |= {key: state[key] for key in CARRIED if key in state}
+    if guard.exchange_rate is not None and len(state.get("tokens", ())) < state["tasks"]:
+        _refuse_rate_without_tokens(source, arguments.get("exchange_rate"))
+        del whole["exchange_rate"]
+        whole["strength"] = USUAL
     if guard.options.batch_norm == "freeze":
         whole["frozen_norms"] = sorted({*whole.get("frozen_norms", ()), *_norms_with_statistics(guard)})
     whole["tensors"] = {**whole["tensors"], **state["tensors"]}
@@ -278,6 +285,16 @@ def _batch_norm(measured: str | None, *, batch_norm: str | None = "as measured",
             f"{'that, or ' * (measured != 'freeze')}'freeze'. Leave it out."
         )
     return batch_norm
+
+
+def _refuse_rate_without_tokens(source: object, rate: object) -> None:
+    """Refuse an exchange rate that was asked for, where it is not known how many tokens a sample has."""
+    if rate is not None:
+        raise ConfigurationError(
+            f"exchange_rate={rate!r} for importance in {str(source)!r} that does not say how many tokens were scored "
+            "in a sample, as that of version 0.1.0. For T of them give strength=exchange_rate / (2 * T); T is 1 for a "
+            "classifier."
+        )
 
 
 def _of_own_weights(options: GuardOptions | None) -> GuardOptions:

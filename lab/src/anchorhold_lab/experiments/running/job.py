@@ -172,6 +172,7 @@ class Job:
             versions=versions(),
             finished_at=_now(),
             retention=tuple(outcome.retention),
+            strength_record=outcome.strength_record,
         )
 
     def _record_failures(self, outcomes: Sequence[Outcome]) -> None:

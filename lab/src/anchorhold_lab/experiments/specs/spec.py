@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeVar, get_args
 from anchorhold.errors import ConfigurationError, shortened
 from anchorhold.forms import FORMS, Form
 from anchorhold.guard.arguments.checked_arguments import checked_anchor, checked_implicit, checked_tolerance
-from anchorhold.guard.arguments.strengths import checked_relative_strength
 from anchorhold.guard.core import AnchorKind, has_linear_term
 from anchorhold.holds import HOLDS, Hold, hold
 from anchorhold.measures import MEASURES, FineTune, Measure, measure
@@ -34,6 +33,7 @@ from anchorhold_lab.training.options.posteriors import check_coreset, check_rest
 from anchorhold_lab.training.options.precision import Precision
 from anchorhold_lab.training.options.two_columns import check_columns
 from anchorhold_lab.training.protocol import Settings
+from anchorhold_lab.training.relative_guard import checked_relative_strength
 from anchorhold_lab.training.telling.observer import Observer
 
 LAYOUT = 1

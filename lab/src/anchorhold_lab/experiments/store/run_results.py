@@ -40,6 +40,9 @@ class Result:
     """UTC, ISO 8601."""
     retention: tuple[TaskRetention, ...] = added(())
     """How each task was held and what was left of those before it, where a strength was found or inputs were kept."""
+    strength_record: Mapping[str, float | None] | None = added(None)
+    """c, κ, T and tr Q after the last task, by which results can be compared, as ``guard.held.record()`` returns
+    them; ``None`` for those of version 0.1.0."""
 
     @property
     def seconds(self) -> float:
@@ -123,6 +126,7 @@ class Result:
             "side_by_side": type(self.side_by_side) is int and self.side_by_side >= 1,
             "resumed": type(self.resumed) is int and self.resumed >= 0,
             "state_digest": isinstance(self.state_digest, str),
+            "strength_record": self.strength_record is None or _is_record(self.strength_record),
         }
         _refuse_wrong("The result", right | _origin(self, self.finished_at, "finished_at"))
 
@@ -134,6 +138,10 @@ class Result:
             same = told is None if math.isnan(value) else _is_number(told) and math.isclose(told, value, abs_tol=1e-9)
             if not same:
                 raise ConfigurationError(f"The result tells a {name} of {told}, and its accuracies make {value}.")
+
+
+def _is_record(given: object) -> bool:
+    return isinstance(given, Mapping) and all(value is None or _is_number(value) for value in given.values())
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ class Outcome:
     """Why the run cannot go on, if it cannot; runs beside it are not affected."""
     retention: list[TaskRetention] = field(default_factory=list)
     """How each task was held, and what was left of those before it, for runs that note it."""
+    strength_record: dict[str, float | None] | None = None
+    """c, κ, T and tr Q after the last task that has ended."""
 
 
 class Engine(Protocol):

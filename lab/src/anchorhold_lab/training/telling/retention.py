@@ -13,6 +13,7 @@ from anchorhold.errors import ConfigurationError
 from anchorhold.guard import Guard
 from anchorhold.retention import SetRetention, TracePoint
 from anchorhold.settings import check_fields
+from anchorhold_lab.training.relative_guard import RelativeGuard
 
 TRACED = 100
 """Points that are kept of a task's trace, at most: enough to draw it."""
@@ -101,7 +102,7 @@ def noted(guard: Guard, task: int, trace: Sequence[TracePoint]) -> TaskRetention
 
 def strength_of(guard: Guard) -> float | None:
     """Return the c that a guard holds by; ``None`` where it is yet to be found."""
-    waiting = guard.relative_strength is not None and not guard.anchor
+    waiting = isinstance(guard, RelativeGuard) and not guard.anchor
     waiting |= guard.tolerance is not None and not guard.control.trace
     assert isinstance(guard.strength, float)
     return None if waiting else guard.strength
