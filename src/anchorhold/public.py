@@ -61,6 +61,7 @@ from anchorhold.measures import (
 from anchorhold.measures.recurrences import unbiased_alpha
 from anchorhold.merging import choose_share, merge
 from anchorhold.own_text import OwnText, write_text
+from anchorhold.protection import protect
 from anchorhold.retention import KeptSet, PulledBack, Retention, Tolerance
 from anchorhold.task_free import Plateaus, TaskFree
 from anchorhold.variational import k_center, mean_field, predictive, refined
@@ -142,6 +143,7 @@ __all__ = [
     "measures",
     "merge",
     "predictive",
+    "protect",
     "refined",
     "register_adapter",
     "register_form",
