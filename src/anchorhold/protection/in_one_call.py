@@ -32,6 +32,7 @@ from anchorhold.protection.guard import (
 )
 from anchorhold.protection.language_models import (
     Bar,
+    Shown,
     Writing,
     given_text,
     is_paths,
@@ -87,7 +88,8 @@ def protect(
     samples = ready.samples if ready.samples is not None else _written(ready, settings)
     guard = made(model, ready.measure, ready.plan, samples, settings)
     guard.keep(samples.aside, ASIDE, forward=settings.forward, samples=MOST_ASIDE)
-    of_data = samples.measured if ready.plan.exchange_rate else None
+    bar = Bar(settings.progress, f"Measuring {ready.plan.form.name}")
+    of_data = Shown(samples.measured, bar) if ready.plan.exchange_rate else None
     guard.consolidate(of_data, forward=settings.forward, within=ready.plan.within)
     guard.report = dataclasses.replace(guard.report, seconds_taken=time.perf_counter() - began)
     return guard
@@ -146,7 +148,7 @@ def _prepared(model: nn.Module, tokenizer: Any, settings: Protection) -> _Ready:
     if settings.old_data is None and settings.text is None:
         return _before_writing(model, tokenizer, settings)
     samples = _samples_there(model, tokenizer, settings)
-    measure = measure_for(settings, _classes(model, samples, settings.forward))
+    measure = measure_for(settings, _outputs(model, samples, settings.forward))
     batch, count = samples.measured[0], _count(samples.measured)
     _try(model, measure, batch, settings)
     return _Ready(plan_for(model, settings, batch, count, measure, source=samples.origin), measure, samples, None)
@@ -167,6 +169,8 @@ def _before_writing(model: nn.Module, tokenizer: Any, settings: Protection) -> _
 
 def _try(model: nn.Module, measure: Measure, batch: Any, settings: Protection) -> None:
     """Refuse by two samples what cannot be measured, by the cheapest form that goes layer by layer."""
+    if not settings.exchange_rate:
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AnchorholdWarning)  # which measuring gives in its time
         guard = Guard(model, measure, 1.0, settings.protect, form=settings.form or "kronecker", from_scratch=True)
@@ -219,19 +223,19 @@ def resume_protection(
             )
         samples = _samples_there(model, tokenizer, settings)
     settings = dataclasses.replace(settings, exchange_rate=saved.exchange_rate, share=saved.share)
-    measure = measure_for(settings, _classes(model, samples, settings.forward))
+    measure = measure_for(settings, _outputs(model, samples, settings.forward))
     guard = made(model, measure, saved.plan, samples, settings)
     guard.report = dataclasses.replace(guard.report, seconds_taken=saved.seconds_taken)
     return resumed(guard, state_files.read(folder / GUARD_FILE) if state is None else state)
 
 
-def _classes(model: nn.Module, samples: Samples, forward: Forward | None) -> int | None:
-    """Return how many classes a classifier of whole samples has, or ``None`` for predictions of tokens."""
-    if samples.per != "sample":
+def _outputs(model: nn.Module, samples: Samples, forward: Forward | None) -> torch.Size | None:
+    """Return the shape of the outputs of some samples, or ``None`` for a language model, which its labels tell of."""
+    if text_writer(model) is not None:
         return None
     batch = BatchReader(next(model.parameters()).device, model).read(samples.measured[0])
-    with evaluation_mode(model, model.parameters()), torch.no_grad():
-        return int((forward or call_model)(model, batch.inputs).shape[-1])
+    with evaluation_mode(model, model.parameters()):
+        return (forward or call_model)(model, batch.inputs).shape
 
 
 def _count(batches: list[Any]) -> int:

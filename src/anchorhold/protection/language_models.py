@@ -320,6 +320,10 @@ class Bar:
     def __init__(self, progress: bool | Callable[[str, int, int], object], what: str) -> None:
         self._progress = progress
         self._what = what
+        self.begin()
+
+    def begin(self) -> None:
+        """Show the next call as the first."""
         self._quarter = -1
 
     def __call__(self, done: int, wanted: int) -> None:
@@ -336,3 +340,22 @@ class Bar:
         elif quarter > self._quarter:  # a log takes a line at each quarter
             print(line, file=sys.stderr, flush=True)
         self._quarter = quarter
+
+
+class Shown(list[Any]):
+    """Batches that show how far each pass over them has come.
+
+    Args:
+        batches: to be gone through.
+        bar: that is shown.
+    """
+
+    def __init__(self, batches: list[Any], bar: Bar) -> None:
+        super().__init__(batches)
+        self._bar = bar
+
+    def __iter__(self) -> Iterator[Any]:
+        self._bar.begin()
+        for place, batch in enumerate(super().__iter__()):
+            yield batch
+            self._bar(place + 1, len(self))

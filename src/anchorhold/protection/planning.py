@@ -27,9 +27,9 @@ from anchorhold.tensors.in_words import in_bytes
 
 PART_OF_FREE = 0.5
 """The part of the free memory that a guard may take: the rest is for gradients, the optimizer and activations."""
-PASSES = {"diagonal": 2.7, "kronecker": 3.7, "rotated": 8.0}
+PASSES = {"diagonal": 2.7, "kronecker": 3.7, "rotated": 5.0}
 """What measuring takes beside a forward and backward pass over the same samples, as timed on a CPU."""
-TIMED_SIZE = 256
+TIMED_SIZE = 512
 """The side of the factor whose eigenvectors are timed; their time goes by the cube of it."""
 FEW_CLASSES = 20
 """Up to so many classes the Fisher information is summed over all of them exactly, by a backward pass for each."""
@@ -102,18 +102,20 @@ def in_seconds(seconds: float) -> str:
     return f"{count:.2g} {unit}"
 
 
-def measure_for(settings: Protection, classes: int | None) -> Measure:
+def measure_for(settings: Protection, outputs: torch.Size | None) -> Measure:
     """Return the measure: the Fisher information, exact for few classes and by drawn labels for many.
 
     Args:
         settings: of the user.
-        classes: those of a classifier of whole samples; ``None`` for a language model.
+        outputs: the shape of the model's outputs, the classes last; ``None`` for a language model's.
     """
     if not settings.exchange_rate:
         return measure_by_name("fine-tune")
-    if classes is not None and classes <= FEW_CLASSES:
-        return Fisher(seed=settings.seed)
-    return Fisher(labels="sampled", seed=settings.seed)
+    if outputs is None:
+        return Fisher(labels="sampled", seed=settings.seed)
+    if len(outputs) > 2:
+        return Fisher(labels="sampled", seed=settings.seed, class_dim=-1)
+    return Fisher(labels="exact" if outputs[-1] <= FEW_CLASSES else "sampled", seed=settings.seed)
 
 
 def free_memory(device: torch.device) -> int | None:
@@ -210,37 +212,39 @@ def kind_of(form: Form) -> str:
 def refuse_what_cannot_be_measured(guard: Guard, batch: Any, settings: Protection) -> None:
     """Raise what measuring would raise, by two samples and before anything is written.
 
-    A base in few bits without gradients for its inputs shows here, and layers that mix samples.
+    A base in few bits that gives no gradients to its inputs shows here, and layers that mix samples.
     """
     try:
-        guard.rehearse([batch], forward=settings.forward)
+        pass_over(guard.model, settings, batch)
     except AnchorholdError:
         raise
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise ConfigurationError(
-            f"The importance of this model cannot be measured: {type(error).__name__}: {error}. Nothing was written or "
-            "trained. Of a quantised base, adapters are measured where the layer gives gradients to its inputs; load "
-            "the base in 16 bits or by bitsandbytes, or give exchange_rate=0, which distils and measures nothing."
+            f"The importance of this model cannot be measured: a backward pass fails ({type(error).__name__}: {error}). "
+            "Nothing was written or trained. Adapters of a quantised base need layers that give gradients to their "
+            "inputs: load the base in 16 bits, or by bitsandbytes in 4 or 8."
         ) from error
+    guard.rehearse([batch], forward=settings.forward)
+
+
+def pass_over(model: nn.Module, settings: Protection, batch: Any) -> None:
+    """Run the model forward and backward for a batch, and leave it as it was."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    read = BatchReader(trained[0].device, model).read(batch)
+    with evaluation_with_gradients(model, trained):
+        outputs: Tensor = (settings.forward or call_model)(model, read.inputs)
+        torch.autograd.grad(outputs.float().square().mean(), trained, allow_unused=True)
 
 
 def seconds_of_pass(model: nn.Module, settings: Protection, batch: Any) -> float:
     """Return how long the model takes forward and backward for a batch, by a second try."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    read = BatchReader(trained[0].device, model).read(batch)
-
-    def once() -> None:
-        with evaluation_with_gradients(model, trained):
-            outputs: Tensor = (settings.forward or call_model)(model, read.inputs)
-            torch.autograd.grad(outputs.float().square().mean(), trained, allow_unused=True)
-
-    once()
-    return timed(once, trained[0].device)
+    pass_over(model, settings, batch)
+    return timed(lambda: pass_over(model, settings, batch), next(model.parameters()).device)
 
 
 def seconds_of_eigenvectors(cost: Costs, form: Form, device: torch.device) -> float:
-    """Return how long the eigenvectors of all factors take, by those of one."""
-    if form.elementwise:
+    """Return how long the eigenvectors of all factors take, by those of one; a Kronecker form in 32 bits has none."""
+    if not form.has_eigenbasis and getattr(form, "bits", 32) == 32:
         return 0.0
     factor = torch.randn(TIMED_SIZE, TIMED_SIZE, device=device, generator=torch.Generator(device).manual_seed(0))
     factor = factor @ factor.mT
