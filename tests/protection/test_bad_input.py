@@ -130,7 +130,7 @@ def test_a_model_without_weights_or_with_all_of_them_frozen():
         absent = language.untrained()
     refused(ModelError, "are on the meta device, without values", absent, TOKENIZER)
     refused(ModelError, "no parameter with requires_grad=True", language.untrained().requires_grad_(False), TOKENIZER)
-    with pytest.raises(ModelError, match="of type str; expected a torch.nn.Module"):
+    with pytest.raises(ModelError, match=r"of type str; expected a torch\.nn\.Module"):
         protect("gpt2", TOKENIZER)
 
 

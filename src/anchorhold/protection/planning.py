@@ -220,8 +220,8 @@ def refuse_what_cannot_be_measured(guard: Guard, batch: Any, settings: Protectio
         raise
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise ConfigurationError(
-            f"The importance of this model cannot be measured: a backward pass fails ({type(error).__name__}: {error}). "
-            "Nothing was written or trained. Adapters of a quantised base need layers that give gradients to their "
+            f"The importance of this model cannot be measured: a backward pass fails "
+            f"({type(error).__name__}: {error}). Nothing was written or trained. Adapters of a quantised base need layers that give gradients to their "
             "inputs: load the base in 16 bits, or by bitsandbytes in 4 or 8."
         ) from error
     guard.rehearse([batch], forward=settings.forward)
