@@ -87,14 +87,14 @@ GUARDS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def counted(make: Callable[[], nn.Module], options: dict[str, Any]) -> tuple[int, int]:
+def counted(make: Callable[[], nn.Module], arguments: dict[str, Any]) -> tuple[int, int]:
     """Return the calls and bytes of one step in the middle of a task."""
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    if options:
-        guard = anchorhold.Guard(model, **options, implicit=False)
+    if arguments:
+        guard = anchorhold.Guard(model, **arguments, options=anchorhold.GuardOptions(implicit=False))
         guard.consolidate([batch(5)])
-        if "tolerance" in options:
+        if "tolerance" in arguments:
             guard.keep([batch(6)], "old")
         guard.attach(optimizer)
     for seed in range(3):

@@ -126,12 +126,12 @@ def floor(problem: Problem, drawn: int, passes: int, forwards: int) -> Callable[
 class Loop:
     """A plain training loop in its second task."""
 
-    def __init__(self, problem: Problem, hold: anchorhold.Hold | None) -> None:
+    def __init__(self, problem: Problem, hold: anchorhold.holds.Hold | None) -> None:
         self.problem = problem
         self.model = problem.make().train()
         self.optimizer = optim.Adam(self.model.parameters(), lr=1e-4, fused=True)
         if hold is not None:
-            self.guard = anchorhold.Guard(self.model, "fine-tune", 0.0, holds=[hold])
+            self.guard = anchorhold.Guard(self.model, "fine-tune", strength=0.0, holds=[hold])
             self.guard.consolidate([(problem.inputs, problem.labels)])
             self.guard.attach(self.optimizer)
 

@@ -79,7 +79,9 @@ class Steps:
         self.gradients = [torch.randn(setting.shape) for _ in range(setting.count)]
         self.guard = None
         if measure != PLAIN:  # with the hold in the gradient, as with the other optimisers
-            self.guard = anchorhold.Guard(self.parameters, measure, strength=1.0, implicit=False)
+            self.guard = anchorhold.Guard(
+                self.parameters, measure, strength=1.0, options=anchorhold.GuardOptions(implicit=False)
+            )
         if self.guard is not None:
             self.guard.attach(self.optimizer)
         for parameter in self.parameters:

@@ -43,7 +43,7 @@ def measured(processes: int, gather: str) -> tuple[float, float]:
     model = sharded(processes)
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     own = torch.randn(SAMPLES // processes, WIDTH, generator=torch.Generator().manual_seed(distributed.get_rank()))
-    guard = anchorhold.Guard(model, "EWC", gather=gather)
+    guard = anchorhold.Guard(model, "EWC", options=anchorhold.GuardOptions(gather=gather))
     guard.rehearse([own])  # what torch sets up on its first passes
     distributed.barrier()
     start_peak_anew()

@@ -76,8 +76,10 @@ def _learn(
     layers = [nn.Linear(inputs, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)]
     model = nn.Sequential(*layers)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
-    guard = anchorhold.Guard(model, measure, strength, state_dtype=dtype)
-    watcher = anchorhold.Guard(model, measure, strength, state_dtype=torch.bfloat16)
+    guard = anchorhold.Guard(model, measure, strength=strength, options=anchorhold.GuardOptions(state_dtype=dtype))
+    watcher = anchorhold.Guard(
+        model, measure, strength=strength, options=anchorhold.GuardOptions(state_dtype=torch.bfloat16)
+    )
     watcher.attach(optimizer, hold=False)  # the first to look, so that it sees the task's gradient alone
     guard.attach(optimizer)
     for task in tasks:

@@ -92,7 +92,7 @@ def fast_step(inputs: Tensor, labels: Tensor) -> Callable[[], object]:
 class Loop:
     """A plain training loop in a task after the first, with a measure attached or without."""
 
-    def __init__(self, measure: anchorhold.Measure | None, inputs: Tensor, labels: Tensor) -> None:
+    def __init__(self, measure: anchorhold.measures.Measure | None, inputs: Tensor, labels: Tensor) -> None:
         self.model = networks.mlp().train()
         self.optimizer = optim.Adam(self.model.parameters(), lr=1e-4, fused=True)
         self.batch = inputs[:BATCH], labels[:BATCH]

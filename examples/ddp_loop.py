@@ -41,7 +41,7 @@ def main() -> None:
     # With 2 the first task ends at 94 %, with 20 and 200 at 98, and the second at 98 with all of them.
     guard = anchorhold.Guard(model, anchorhold.SOS(alpha="unbiased"), strength=20.0, from_scratch=True)  # anchorhold
     guard.attach(optimizer)  # anchorhold
-    guard.observe_ranks(samples=32)  # anchorhold
+    guard.gradients.ranks(samples=32)  # anchorhold
 
     tasks = [make_task(seed) for seed in (0, 1)]
     for task in tasks:

@@ -80,7 +80,12 @@ def main() -> None:
     model = adapted()
     # A tenth of this strength loses 0.55 nats of the digits, this one 0.03, and ten times as much costs letters 0.05.
     guard = anchorhold.Guard(  # added: from_scratch, since the model knows nothing before the first task
-        model, anchorhold.Fisher(), relative_strength=0.01, form="kronecker", space="merged", from_scratch=True
+        model,
+        anchorhold.Fisher(),
+        relative_strength=0.01,
+        form="kronecker",
+        options=anchorhold.GuardOptions(space="merged"),
+        from_scratch=True,
     )
     callback = AnchorholdCallback(guard)  # added: each call of train() is a task
     fit(model, DIGITS, callbacks=[callback])  # added: the callback

@@ -92,7 +92,7 @@ def learn(strength: float, tasks: int = 4, epochs: int = 8) -> float:
     """Learn one task after the other, and return what the knowledge base knows of all of them."""
     torch.manual_seed(0)
     base = Column()
-    guard = anchorhold.Guard(base, "online-EWC", strength, from_scratch=True)  # anchorhold
+    guard = anchorhold.Guard(base, "online-EWC", strength=strength, from_scratch=True)  # anchorhold
     every = make_tasks(tasks)
     active = Column(beside=base)
     for train, _ in every:

@@ -1,5 +1,6 @@
 """What tests of many folders begin with: a small network, a guard that has consolidated, weights that have moved."""
 
+import dataclasses
 from itertools import pairwise
 
 import torch
@@ -19,9 +20,16 @@ def network(*sizes, activation=nn.Tanh, seed=0, dtype=torch.float64):
 
 def guarded(model, batches, measure, strength=None, **options):
     """Return a guard that has consolidated these batches."""
-    guard = anchorhold.Guard(model, measure, strength, **options)
+    guard = anchorhold.Guard(model, measure, strength=strength, **grouped(**options))
     guard.consolidate(batches)
     return guard
+
+
+def grouped(**arguments):
+    """Return a Guard's arguments with the rarer ones in their group, where a test has them all in one mapping."""
+    rarer = {field.name for field in dataclasses.fields(anchorhold.GuardOptions)} & arguments.keys()
+    options = {"options": anchorhold.GuardOptions(**{name: arguments.pop(name) for name in rarer})} if rarer else {}
+    return arguments | options
 
 
 def move(model, by, seed=5):

@@ -19,7 +19,7 @@ PUBLISHED = Path(__file__).parents[1] / "results" / "paper" / "store"
 
 
 @dataclasses.dataclass(frozen=True)
-class _First(anchorhold.WeightMeasure):
+class _First(anchorhold.measures.WeightMeasure):
     share: float = 0.1
 
     choose_when: ClassVar[str] = ""

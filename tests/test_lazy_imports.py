@@ -1,12 +1,13 @@
+import pytest
+
 import anchorhold
 from tests.calling import python
 
 LAZY = """
 import sys, anchorhold
 assert "torch" not in sys.modules and anchorhold.__version__
-import anchorhold.measures                    # the package, which must not hide the function of its name
+assert anchorhold.measures.MAS and "torch" in sys.modules   # a package comes with its name
 from anchorhold import *
-assert callable(anchorhold.measures) and anchorhold.measures is measures
 assert anchorhold.Guard is Guard and anchorhold.errors.AnchorholdError is AnchorholdError
 assert set(anchorhold.__all__) <= set(dir(anchorhold))
 assert not {"Any", "ModuleType", "importlib", "sys"} & set(dir(anchorhold)) and "errors" in dir(anchorhold)
@@ -20,6 +21,31 @@ guard.consolidate()
 assert guard.tasks == 1
 assert "torch._dynamo" not in sys.modules   # takes longer to load than torch, and comes with the first optimiser
 """
+
+
+def test_there_are_at_most_40_names_and_30_members():
+    members = [name for name in dir(anchorhold.Guard) if not name.startswith("_")]
+    assert len(anchorhold.__all__) <= 40, len(anchorhold.__all__)
+    assert len(members) <= 30, members
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("Dense", "forms"),
+        ("KeptSet", "retention"),
+        ("ModelError", "errors"),
+        ("Measure", "measures"),
+        ("Reservoir", "holds"),
+        ("LogLikelihood", "engine"),
+        ("k_center", "variational"),
+        ("TaskImportance", "guard"),
+    ],
+)
+def test_a_name_of_a_package_is_told_its_place(name, place):
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}': it is anchorhold\.{place}\.{name}$"):
+        getattr(anchorhold, name)
+    assert hasattr(getattr(anchorhold, place), name)
 
 
 def test_the_package_loads_its_names_when_they_are_asked_for():

@@ -46,7 +46,7 @@ from anchorhold.settings import checked_share, first_match, numbers_by_pattern
     ],
 )
 def test_settings_that_make_no_sense(make, message):
-    with pytest.raises(anchorhold.ConfigurationError, match=message):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=message):
         make()
 
 
@@ -75,10 +75,10 @@ def test_numbers_of_python_stay_as_they_are():
 
 def test_a_measure_with_numpys_settings_is_saved(tmp_path):
     model = nn.Linear(3, 2)
-    guard = anchorhold.Guard(model, anchorhold.Fisher(samples=np.int64(5)), 1.0)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(samples=np.int64(5)), strength=1.0)
     assert guard.consolidate([torch.randn(8, 3)])["EWC"].samples == 5
     guard.save(tmp_path / "state.safetensors")
-    again = anchorhold.Guard(model, anchorhold.Fisher(samples=5), 1.0)
+    again = anchorhold.Guard(model, anchorhold.Fisher(samples=5), strength=1.0)
     again.load(tmp_path / "state.safetensors")
     assert torch.equal(again.importance["weight"], guard.importance["weight"])
 

@@ -30,6 +30,7 @@ from anchorhold_lab.experiments.store.checkpoints import Checkpoints
 from anchorhold_lab.experiments.store.packed import OBSERVATIONS, RESULTS
 from anchorhold_lab.experiments.store.packing import pack
 from anchorhold_lab.training.protocol import Settings
+from tests.helpers import grouped
 from torture.outcome import Outcome, Verdict
 
 
@@ -125,13 +126,13 @@ def _trained(measure: str, tasks: int, **options: Any) -> anchorhold.Guard:
     torch.manual_seed(tasks)
     model = torch.nn.Sequential(torch.nn.Linear(3, 24), torch.nn.ReLU(), torch.nn.Linear(24, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = anchorhold.Guard(model, measure, strength=3.0, **options)
+    guard = anchorhold.Guard(model, measure, strength=3.0, **grouped(**options))
     guard.attach(optimizer)
     data = [(torch.randn(8, 3), torch.randint(2, (8,))) for _ in range(3)]
     for task in range(tasks + 1):
         for x, y in data:
             optimizer.zero_grad()
-            guard.observe_independent(torch.nn.functional.cross_entropy(model(x.flip(0) + 1), y), samples=8)
+            guard.gradients.independent(torch.nn.functional.cross_entropy(model(x.flip(0) + 1), y), samples=8)
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
         if task < tasks:
@@ -239,7 +240,7 @@ def _checkpoints(place: Path, store: Store, spec: Spec) -> Iterator[KeptFile]:
             found, rejected = checkpoints.load()
             checkpoints.close()
             if rejected:
-                raise anchorhold.StateError(rejected[0].reason)
+                raise anchorhold.errors.StateError(rejected[0].reason)
             return _frozen(vars(found))
 
         def undo(folder: Path = folder) -> None:

@@ -200,13 +200,13 @@ def a_buffers_file() -> Victim:
     """The samples of a buffer, saved over those of the task before."""
     buffers = []
     for tasks in (1, 2):
-        buffer = anchorhold.Reservoir(20)
+        buffer = anchorhold.holds.Reservoir(20)
         for task in range(tasks):
             buffer.fill(_batches(task), task)
         buffers.append(buffer)
 
     def look(folder: Path) -> object:
-        buffer = anchorhold.Reservoir(20)
+        buffer = anchorhold.holds.Reservoir(20)
         buffer.load(folder / "samples.safetensors")
         return buffer.tasks, float(sum(sample.leaves[0].double().sum() for sample in buffer.samples))
 
@@ -234,7 +234,7 @@ def _one_file(
 
 def _guard(tasks: int) -> anchorhold.Guard:
     torch.manual_seed(0)
-    guard = anchorhold.Guard(nn.Linear(40, 20), "EWC", 1.0, form="rotated")
+    guard = anchorhold.Guard(nn.Linear(40, 20), "EWC", strength=1.0, form="rotated")
     for task in range(tasks):
         guard.consolidate(_batches(task))
     return guard

@@ -123,7 +123,7 @@ def trained(
         steps = []
         for chosen in _batches(len(inputs), batch, epochs, task):
             x, y = inputs[chosen], problem.labels[chosen]
-            guard.observe_samples([(x, y)])
+            guard.gradients.samples([(x, y)])
             before = _weights(network)
             optimizer.zero_grad()
             F.cross_entropy(network(x), y).backward()

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from anchorhold import MAS, AbsoluteFisher, Fisher, SampleImportance, SampleMeasure
+from anchorhold import MAS, AbsoluteFisher, Fisher
+from anchorhold.engine import SampleImportance
+from anchorhold.measures import SampleMeasure
 from benchmarks.families import brute_force
 from benchmarks.families.brute_force import Importance
 from benchmarks.families.family import Case

@@ -39,15 +39,16 @@ Guarded = Callable[[torch.nn.Module], anchorhold.Guard] | None
 """What makes the guard of a case; ``None`` for the step without one."""
 
 
-def _sos(**storage: torch.dtype | str) -> Guarded:
-    return lambda model: anchorhold.Guard(model, anchorhold.SOS(), STRENGTH, **storage)  # type: ignore[arg-type]
+def _sos(dtype: torch.dtype | None = None, device: str | None = None) -> Guarded:
+    options = anchorhold.GuardOptions(state_dtype=dtype, state_device=device)
+    return lambda model: anchorhold.Guard(model, anchorhold.SOS(), strength=STRENGTH, options=options)
 
 
 CASES: dict[str, Guarded] = {
     "unprotected": None,
-    "SOS, state in 16 bits": _sos(state_dtype=torch.bfloat16),
+    "SOS, state in 16 bits": _sos(torch.bfloat16),
     "SOS, state in 32 bits": _sos(),
-    "SOS, state in 16 bits on the processor": _sos(state_dtype=torch.bfloat16, state_device="cpu"),
+    "SOS, state in 16 bits on the processor": _sos(torch.bfloat16, "cpu"),
 }
 
 

@@ -27,12 +27,13 @@ NAMED, NEXT = "rotated16", "rotated16, blocks of 2048"
 
 def _held(form: Form | str, bits: int, *, on_processor: bool = False) -> Guarded:
     """Return what makes a guard whose anchor is as exact as the weights: in 16 bits of those that have 16."""
-    more = {"state_device": "cpu"} if on_processor else {}
-    kept = {"state_dtype": torch.bfloat16} if bits == 16 else {}
+    options = anchorhold.GuardOptions(
+        state_device="cpu" if on_processor else None, state_dtype=torch.bfloat16 if bits == 16 else None
+    )
 
     def made(model: torch.nn.Module) -> anchorhold.Guard:
         fisher = anchorhold.Fisher(labels="sampled")
-        return anchorhold.Guard(model, fisher, relative_strength=STRENGTH, form=form, **more, **kept)  # type: ignore[arg-type]
+        return anchorhold.Guard(model, fisher, relative_strength=STRENGTH, form=form, options=options)
 
     return made
 

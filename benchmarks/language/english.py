@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch.optim import SGD
 
-from anchorhold import L2, MAS, SOS, Fisher, Guard, Measure
+from anchorhold import L2, MAS, SOS, Fisher, Guard
+from anchorhold.measures import Measure
 from anchorhold.seeding import derive_seed, generator_for
 from anchorhold.whole_files import read_tensors, write_tensors
 from benchmarks.language.corpus import Corpus
@@ -81,7 +82,7 @@ class Taught:
     def guard(self, way: str, name: str, strength: float, settings: Settings) -> Guard:
         """Return what a measure found for English, holding with a relative strength."""
         if name == "L2 of B":  # needs no English
-            guard = Guard(self.model, L2(), strength, protect="*lora_b")
+            guard = Guard(self.model, L2(), strength=strength, protect="*lora_b")
             guard.consolidate()
             return guard
         if self.ready is None or self.ready[0] != name:

@@ -24,8 +24,8 @@ class Adapted(nn.Module):
         return self.layer(x) + SCALE * linear(linear(x, self.lora_a), self.lora_b)
 
 
-@anchorhold.register_adapter("benchmark-lora")
-class AdaptedLayer(anchorhold.Adapter):
+@anchorhold.adapters.register_adapter("benchmark-lora")
+class AdaptedLayer(anchorhold.adapters.Adapter):
     """What such an adapter adds to its layer's weight."""
 
     @classmethod

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 import anchorhold
-from anchorhold import Fisher, Form, Guard, Hold, Kronecker
-from anchorhold.forms import Matrix
+from anchorhold import Fisher, Guard, GuardOptions, Kronecker
+from anchorhold.forms import Form, Matrix
+from anchorhold.holds import Hold
 from anchorhold.seeding import derive_seed
 from benchmarks.language.corpus import Corpus
 from benchmarks.language.english import Taught, is_learned, learn_english, new_guard, start_python, weights_of
@@ -238,12 +239,12 @@ class Kitchen:
             kind = anchorhold.Distillation if recipe.distilled else anchorhold.Replay
             holds = [kind(self.pairs(recipe.text, size), share=trial.old, seed=self.seed)]
         if recipe.guard is None:
-            guard = Guard(self.model, "fine-tune", 0.0, holds=holds)
+            guard = Guard(self.model, "fine-tune", strength=0.0, holds=holds)
             guard.consolidate()
             return guard
         plain = new_guard(self.taught.model, self.way, recipe.guard, self.settings)
         (measure,) = plain.measures.values()
-        guard = Guard(self.model, measure, form=plain.form, space=recipe.space, holds=holds)
+        guard = Guard(self.model, measure, form=plain.form, options=GuardOptions(space=recipe.space), holds=holds)
         if recipe.measured_on == "own":
             given = [tokens for tokens, _ in self.pairs("own", 64)][: max(1, self.settings.measured // 64)]
         else:
@@ -256,7 +257,7 @@ class Kitchen:
         settings = self.settings
         self.taught.restart()
         if guard is not None:
-            guard.restart_task()
+            guard.gradients.restart_task()
         steps, rate = settings.python_steps, settings.python_rate[self.way]
         text = self.corpus.of(settings.lesson, "train")
         given = batches(text, steps, settings.python_batch, settings.context, self.seed, "python")
@@ -307,7 +308,7 @@ class Kitchen:
             self.model.load_state_dict(weights)
             guard = Guard(self.model, Fisher(self.settings.measured, labels="sampled"), form=form)
             guard.consolidate([piece[:, :-1] for piece in self._pieces(language, self.settings.measured, "measured")])
-            found.append(guard.matrices)
+            found.append(guard.held.matrices)
         return found
 
 

@@ -71,7 +71,7 @@ class UnitMatrix(Matrix):
 
 @anchorhold.register_form("units")
 @dataclasses.dataclass(frozen=True)
-class Units(anchorhold.Form):
+class Units(anchorhold.forms.Form):
     """The mean importance of the weights into each unit; all measures from data have it."""
 
     @property
@@ -107,5 +107,7 @@ class Units(anchorhold.Form):
         """Return s, one number for each unit of the parameter."""
         shape = parameters[block.name].shape
         if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != {"s": (shape[:1].numel(),)}:
-            raise anchorhold.StateError(f"The importance of {block.name!r} is of another model, or of another form.")
+            raise anchorhold.errors.StateError(
+                f"The importance of {block.name!r} is of another model, or of another form."
+            )
         return UnitMatrix(block, tensors["s"], shape)

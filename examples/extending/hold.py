@@ -28,7 +28,9 @@ class StartPoint(Hold):
     def __init__(self, strength: float = 0.001, after: int = 1) -> None:
         super().__init__(strength)
         if after < 0:
-            raise anchorhold.ConfigurationError(f"after={after!r}: expected a number of tasks, 0 for all of them.")
+            raise anchorhold.errors.ConfigurationError(
+                f"after={after!r}: expected a number of tasks, 0 for all of them."
+            )
         self.after = after
         self.start: dict[str, Tensor] = {}
 

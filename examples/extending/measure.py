@@ -18,7 +18,7 @@ from anchorhold.measures.base import Finished, Needs, Seen, States, TaskRecord
 
 @anchorhold.register_measure("agreement")
 @dataclasses.dataclass(frozen=True)
-class Agreement(anchorhold.PathMeasure):
+class Agreement(anchorhold.measures.PathMeasure):
     r"""The share of a gradient that does not average out, from 0 to 1 for the network as a whole.
 
     .. math:: \omega_i = \frac{r_i}{\max_j r_j}, \qquad r = \frac{\bar g^2}{\overline{g^2} + \varepsilon}

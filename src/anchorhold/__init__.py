@@ -1,6 +1,6 @@
 """Keeps neural networks from forgetting: importance-based regularisation for PyTorch.
 
->>> guard = anchorhold.Guard(model, anchorhold.SOS(), strength=500.0)
+>>> guard = anchorhold.Guard(model, "EWC", form="rotated")
 >>> guard.attach(optimizer)          # every optimizer.step() is now observed, and held back where it matters
 >>> guard.consolidate(batches)       # at the end of each task
 """
@@ -15,42 +15,48 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-
-class _Package(ModuleType):
-    """The package, whose names are loaded with the first that is asked for.
-
-    With them comes torch, which takes seconds: a command line's help does without.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__all__":  # tools ask every module for such names
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        public = importlib.import_module("anchorhold.public")
-        if name == "__all__":
-            return public.__all__
-        vars(self).update({each: getattr(public, each) for each in public.__all__ if each != "measures"})
-        try:
-            return vars(self)[name]
-        except KeyError:
-            named = self.measures().get(name)  # names of the literature, which are given as texts
-            why = "" if named is None else f": it is a name, Guard(model, {name!r}), of a {type(named).__name__}"
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{why}") from None
-
-    def __dir__(self) -> list[str]:
-        # Not what this file imports: what somebody looks for is here, and folders that were loaded.
-        loaded = (name for name in vars(self) if name.startswith("__") or f"{__name__}.{name}" in sys.modules)
-        return sorted({*loaded, *self.__all__})
-
-    @property
-    def measures(self) -> Any:
-        """The function, not the package of that name, which importing would put here in its place."""
-        from anchorhold.measures import measures  # noqa: PLC0415
-
-        return measures
-
-    @measures.setter
-    def measures(self, package: ModuleType) -> None:
-        pass
+_PACKAGES = (
+    "guard",
+    "measures",
+    "forms",
+    "holds",
+    "errors",
+    "retention",
+    "own_text",
+    "merging",
+    "adapters",
+    "task_free",
+    "variational",
+    "engine",
+)
+"""Where the rarer public names are, in the order in which they are looked for."""
 
 
-sys.modules[__name__].__class__ = _Package
+def _load(name: str) -> ModuleType:
+    return importlib.import_module(f"anchorhold.{name}")
+
+
+def __getattr__(name: str) -> Any:
+    """Load the public names, and torch, which takes seconds, with the first of them: a command's help does without."""
+    if name.startswith("__") and name != "__all__":  # tools ask every module for such names
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _PACKAGES:
+        return _load(name)
+    public = _load("public")
+    if name == "__all__":
+        return public.__all__
+    if name in public.__all__:
+        globals().update({each: getattr(public, each) for each in public.__all__})
+        return globals()[name]
+    why = ""
+    if name in _load("measures").MEASURES:  # names of the literature, which are given as texts
+        why = f": it is a name, Guard(model, {name!r}), of a {type(_load('measures').measure(name)).__name__}"
+    elif place := next((each for each in _PACKAGES if name in _load(each).__all__), None):
+        why = f": it is anchorhold.{place}.{name}"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{why}")
+
+
+def __dir__() -> list[str]:
+    # Not what this file imports: what somebody looks for is here, and packages that were loaded.
+    loaded = (name for name in globals() if name.startswith("__") or f"{__name__}.{name}" in sys.modules)
+    return sorted({*loaded, *__getattr__("__all__")})

@@ -10,6 +10,24 @@ import sys
 import warnings
 from collections.abc import Hashable, Iterable
 
+__all__ = [
+    "AnchorholdError",
+    "AnchorholdWarning",
+    "BatchError",
+    "ClusterError",
+    "ConfigurationError",
+    "DamagedError",
+    "DataError",
+    "MissingExtraError",
+    "ModelError",
+    "NotFiniteError",
+    "OptimizerError",
+    "OrderError",
+    "ProtectError",
+    "StateError",
+    "StoreError",
+]
+
 
 class AnchorholdError(Exception):
     """Base of every exception that anchorhold raises on purpose."""

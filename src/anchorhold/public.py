@@ -1,39 +1,10 @@
-"""All that users ask ``anchorhold`` itself for; the package loads it with the first name that is asked for."""
+"""The names that ``anchorhold`` itself has; the rarer ones are in its packages, such as ``anchorhold.measures``."""
 
-from anchorhold.adapters import Adapter, register_adapter
-from anchorhold.engine.accumulator import SampleAccumulator, SampleImportance, sample_importance
-from anchorhold.engine.phi import ABSOLUTE, SQUARE
-from anchorhold.engine.scores import CustomScore, LogLikelihood, OutputNorm, Score
-from anchorhold.errors import (
-    AnchorholdError,
-    AnchorholdWarning,
-    BatchError,
-    ConfigurationError,
-    DataError,
-    MissingExtraError,
-    ModelError,
-    NotFiniteError,
-    OptimizerError,
-    OrderError,
-    ProtectError,
-    StateError,
-    StoreError,
-)
-from anchorhold.forms import Dense, Diagonal, Form, Kronecker, Kronecker16, LowRank, Rotated, Rotated16, register_form
-from anchorhold.guard import Guard, TaskImportance, averaged_weights
-from anchorhold.holds import (
-    Asymmetric,
-    AveragedGradient,
-    DarkExperience,
-    Distillation,
-    Hold,
-    Projection,
-    Replay,
-    Reservoir,
-    Ring,
-    Variational,
-    register_hold,
-)
+from anchorhold.engine import sample_importance
+from anchorhold.errors import AnchorholdError, AnchorholdWarning
+from anchorhold.forms import Diagonal, Kronecker, LowRank, Rotated, register_form
+from anchorhold.guard import Guard, GuardOptions, averaged_weights
+from anchorhold.holds import DarkExperience, Distillation, Projection, Replay, Variational, register_hold
 from anchorhold.measures import (
     L2,
     MAS,
@@ -42,114 +13,57 @@ from anchorhold.measures import (
     SIU,
     SOS,
     AbsoluteFisher,
-    AsymmetricSI,
     FineTune,
     Fisher,
-    Magnitude,
-    Measure,
     OnlineEWC,
-    PathMeasure,
     PosteriorPrecision,
     RootFisher,
     RWalk,
-    SampleMeasure,
-    WeightMeasure,
-    measure,
-    measures,
     register_measure,
 )
-from anchorhold.measures.recurrences import unbiased_alpha
 from anchorhold.merging import choose_share, merge
 from anchorhold.own_text import OwnText, write_text
 from anchorhold.protection import protect
-from anchorhold.retention import KeptSet, PulledBack, Retention, Tolerance
-from anchorhold.task_free import Plateaus, TaskFree
-from anchorhold.variational import k_center, mean_field, predictive, refined
+from anchorhold.retention import Tolerance
+from anchorhold.task_free import TaskFree
 
 __all__ = [
-    "ABSOLUTE",
     "L2",
     "MAS",
     "SI",
     "SIB",
     "SIU",
     "SOS",
-    "SQUARE",
     "AbsoluteFisher",
-    "Adapter",
     "AnchorholdError",
     "AnchorholdWarning",
-    "Asymmetric",
-    "AsymmetricSI",
-    "AveragedGradient",
-    "BatchError",
-    "ConfigurationError",
-    "CustomScore",
     "DarkExperience",
-    "DataError",
-    "Dense",
     "Diagonal",
     "Distillation",
     "FineTune",
     "Fisher",
-    "Form",
     "Guard",
-    "Hold",
-    "KeptSet",
+    "GuardOptions",
     "Kronecker",
-    "Kronecker16",
-    "LogLikelihood",
     "LowRank",
-    "Magnitude",
-    "Measure",
-    "MissingExtraError",
-    "ModelError",
-    "NotFiniteError",
     "OnlineEWC",
-    "OptimizerError",
-    "OrderError",
-    "OutputNorm",
     "OwnText",
-    "PathMeasure",
-    "Plateaus",
     "PosteriorPrecision",
     "Projection",
-    "ProtectError",
-    "PulledBack",
     "RWalk",
     "Replay",
-    "Reservoir",
-    "Retention",
-    "Ring",
     "RootFisher",
     "Rotated",
-    "Rotated16",
-    "SampleAccumulator",
-    "SampleImportance",
-    "SampleMeasure",
-    "Score",
-    "StateError",
-    "StoreError",
     "TaskFree",
-    "TaskImportance",
     "Tolerance",
     "Variational",
-    "WeightMeasure",
     "averaged_weights",
     "choose_share",
-    "k_center",
-    "mean_field",
-    "measure",
-    "measures",
     "merge",
-    "predictive",
     "protect",
-    "refined",
-    "register_adapter",
     "register_form",
     "register_hold",
     "register_measure",
     "sample_importance",
-    "unbiased_alpha",
     "write_text",
 ]

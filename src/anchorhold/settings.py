@@ -28,7 +28,7 @@ def added(default: Any) -> Any:
     keep their names, and states that were saved before it still load.
 
     >>> @dataclasses.dataclass(frozen=True)
-    ... class Measured(anchorhold.WeightMeasure):
+    ... class Measured(anchorhold.measures.WeightMeasure):
     ...     share: float = 0.1
     ...     damping: float = added(0.0)
     """

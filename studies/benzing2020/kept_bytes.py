@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from anchorhold.guard import Guard
+from anchorhold.guard import Guard, GuardOptions
 from anchorhold.measures import FineTune, PathMeasure
 from anchorhold_lab.experiments import Spec
 from anchorhold_lab.networks import NETWORKS, MultiHead
@@ -83,7 +83,7 @@ def _of_measure(spec: Spec, network: MultiHead) -> int:
         protect=protect,
         form=spec.make_form(),
         anchor=spec.anchor,
-        gradient_term=spec.gradient_term,
+        options=GuardOptions(gradient_term=spec.gradient_term),
         from_scratch=True,
     )
     lasting = 0

@@ -117,7 +117,7 @@ def run(way: Way, measure: str, strength: float, seed: int) -> dict[str, tuple[f
     data = Split(seed)
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
-    guard = anchorhold.Guard(model, measure, strength, from_scratch=True)
+    guard = anchorhold.Guard(model, measure, strength=strength, from_scratch=True)
     first, second = of(OLD, data.train), of(NEW, data.train)
     for number, task in enumerate((first, second)):
         optimizer = torch.optim.Adam(model.parameters(), lr=RATE)

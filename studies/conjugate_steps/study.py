@@ -74,7 +74,7 @@ def pull(guard: anchorhold.Guard, optimizer: torch.optim.Optimizer, products: in
     """Pull all layers back after a step, and return the largest share of an equation that is not solved."""
     assert isinstance(guard.strength, float)
     unsolved = 0.0
-    for matrix in guard.matrices.values():
+    for matrix in guard.held.matrices.values():
         weights = {name: guard.parameters[name] for name in matrix.block.parameters}
         d = {name: weight - guard.anchor[name] for name, weight in weights.items()}
         inverse_rates = {name: 1 / rate_of(optimizer, weight) for name, weight in weights.items()}

@@ -207,7 +207,9 @@ def _stepping(kind: Any, form: str, implicit: bool, sides: tuple[int, ...]) -> A
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     model = nn.Sequential(*layers[:-1])
     x, y = torch.randn(64, sides[0]), torch.randint(sides[-1], (64,))
-    guard = anchorhold.Guard(model, "EWC", 1e-3, form=undamped(form), implicit=implicit)
+    guard = anchorhold.Guard(
+        model, "EWC", strength=1e-3, form=undamped(form), options=anchorhold.GuardOptions(implicit=implicit)
+    )
     guard.consolidate([x])
     optimizer = kind(model.parameters())
     guard.attach(optimizer)

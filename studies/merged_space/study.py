@@ -138,7 +138,9 @@ class Toy:
         """Return a guard that has looked at digits, with a relative strength of 1."""
         self.model.load_state_dict(self.start)
         fisher = anchorhold.Fisher(self.sizes.samples, labels="sampled")
-        guard = anchorhold.Guard(self.model, fisher, relative_strength=1.0, form=undamped(form), space=space)
+        guard = anchorhold.Guard(
+            self.model, fisher, relative_strength=1.0, form=undamped(form), options=anchorhold.GuardOptions(space=space)
+        )
         guard.consolidate([{"input_ids": batch} for batch in self.batches("digits", 1 + self.sizes.samples // 4)])
         return guard
 
@@ -146,7 +148,7 @@ class Toy:
         """Return what is lost and gained by learning letters."""
         self.model.load_state_dict(self.start)
         if guard is not None:
-            guard.restart_task()
+            guard.gradients.restart_task()
         train(self.model, list(self.batches("letters", self.sizes.new_steps)), 3e-3, guard)
         return self.found(way, strength)
 
@@ -237,7 +239,13 @@ def step_costs(sizes: Sizes, repeats: int) -> dict[str, float]:
         model = copy.deepcopy(toy.model)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
         if way is not None:
-            guard = anchorhold.Guard(model, anchorhold.Fisher(16, labels="sampled"), 1e-3, form=way[0], space=way[1])
+            guard = anchorhold.Guard(
+                model,
+                anchorhold.Fisher(16, labels="sampled"),
+                strength=1e-3,
+                form=way[0],
+                options=anchorhold.GuardOptions(space=way[1]),
+            )
             guard.consolidate([{"input_ids": each} for each in toy.batches("digits", 1)])
             guard.attach(optimizer)
         cases["without a guard" if way is None else f"{way[0]}, {SPACES[way[1]]}"] = _stepping(model, optimizer, batch)

@@ -55,7 +55,13 @@ class Way:
         if self.method == "EWC":
             assert isinstance(self.setting, float)
             measure = anchorhold.Fisher(samples=5000)
-            return anchorhold.Guard(model, measure, self.setting, from_scratch=True, implicit=False)
+            return anchorhold.Guard(
+                model,
+                measure,
+                strength=self.setting,
+                from_scratch=True,
+                options=anchorhold.GuardOptions(implicit=False),
+            )
         if self.method == "owm":
             assert isinstance(self.setting, float)
             hold = anchorhold.Projection(samples=SAMPLES, method="owm", alpha=self.setting)
@@ -119,8 +125,8 @@ def run(way: Way, data: Path) -> dict[str, Any]:
         some = torch.randperm(len(y), generator=generator_for(way.seed, "kept", number))[:5000]
         guard.consolidate([(x[part], y[part]) for part in some.split(500)])
         guard.detach()
-        if guard.holds and isinstance(guard.holds[0], anchorhold.Projection):
-            free.append([round(value) for value in guard.holds[0].free.values()])
+        if guard.options.holds and isinstance(guard.options.holds[0], anchorhold.Projection):
+            free.append([round(value) for value in guard.options.holds[0].free.values()])
         after.append([accuracy(model, each.test.x, each.test.y) for each in scenario.tasks[: number + 1]])
     validation = [accuracy(model, t.validation.x, t.validation.y) for t in scenario.tasks if t.validation is not None]
     return {
@@ -220,7 +226,7 @@ def main() -> None:
         if fnmatchcase(way.key, options.only):
             try:
                 row = run(way, options.data)
-            except anchorhold.NotFiniteError:
+            except anchorhold.errors.NotFiniteError:
                 row = {**asdict(way), "diverged": True, "validation": 0.0}
             print(json.dumps({key: row.get(key) for key in ("name", "epochs", "test", "diverged")}), flush=True)
             add(options.results, way.key, row)

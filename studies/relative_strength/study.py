@@ -116,15 +116,15 @@ def run(way: Way, relative: float, seed: int) -> dict[str, Any]:
             F.cross_entropy(model(x[chosen]), y[chosen]).backward()
             if way.measure in ("SIU", "SIB"):
                 other = torch.randint(len(x), (BATCH,), generator=generator)
-                guard.observe_independent(F.cross_entropy(model(x[other]), y[other]), samples=BATCH)
+                guard.gradients.independent(F.cross_entropy(model(x[other]), y[other]), samples=BATCH)
             elif way.measure == "RWalk" and step % 10 == 0:
-                guard.observe_samples([(x[chosen], y[chosen])])
+                guard.gradients.samples([(x[chosen], y[chosen])])
             optimizer.step()
         guard.detach()
         guard.consolidate([x])
         if not found:
             assert isinstance(guard.strength, float)
-            found = {"strength": guard.strength, "units": units_of(guard.strength, guard.matrices)}
+            found = {"strength": guard.strength, "units": units_of(guard.strength, guard.held.matrices)}
     with torch.no_grad():
         for what, (x, y) in (("validation", data.validation), ("test", data.test)):
             right = [float((model(x[:, p]).argmax(1) == y).float().mean()) for p in data.permutations]

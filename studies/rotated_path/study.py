@@ -63,7 +63,7 @@ def measured(model: nn.Module, x: Tensor) -> dict[str, RotatedMatrix]:
     """Return the Fisher information in the coordinates that it has now."""
     guard = anchorhold.Guard(model, "EWC", form=undamped("rotated"))
     guard.consolidate([x])
-    return {name: matrix for name, matrix in guard.matrices.items() if isinstance(matrix, RotatedMatrix)}
+    return {name: matrix for name, matrix in guard.held.matrices.items() if isinstance(matrix, RotatedMatrix)}
 
 
 def train(

@@ -68,8 +68,8 @@ def run(data: Data, memory: int, rate: float, seed: int, tasks: int = TASKS, sam
     torch.manual_seed(seed)
     x, y = data.train
     network = nn.Sequential(nn.Linear(x.shape[1], 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
-    replay = [anchorhold.Replay(anchorhold.Ring(memory, seed=seed), share=0.5, size=BATCH)] if memory else []
-    guard = anchorhold.Guard(network, "fine-tune", 0.0, holds=replay, from_scratch=True)
+    replay = [anchorhold.Replay(anchorhold.holds.Ring(memory, seed=seed), share=0.5, size=BATCH)] if memory else []
+    guard = anchorhold.Guard(network, "fine-tune", strength=0.0, holds=replay, from_scratch=True)
     optimizer = torch.optim.SGD(network.parameters(), lr=rate)
     guard.attach(optimizer)
     orders = [torch.randperm(x.shape[1]) for _ in range(tasks)]

@@ -64,6 +64,11 @@ class Way(NamedTuple):
         return f"{self.optimiser}{', implicit' if self.implicit else ''}"
 
     @property
+    def options(self) -> anchorhold.GuardOptions:
+        """Whether the hold acts after the step, as a guard is told."""
+        return anchorhold.GuardOptions(implicit=self.implicit)
+
+    @property
     def grid(self) -> tuple[float, ...]:
         """Return the ten strengths of a search: as strong a hold is of another strength in another form."""
         first = 0 if self.form == "diagonal" else -1
@@ -207,9 +212,9 @@ def first_task(seed: int) -> nn.Module:
 def followed(seed: int, way: Way, first: nn.Module, nats: float, **settings: float) -> dict[str, Any]:
     """Learn with a tolerance."""
     tolerance = anchorhold.Tolerance(nats, **settings)
-    run = Run(seed, way.optimiser, first, tolerance=tolerance, form=undamped(way.form), implicit=way.implicit)
+    run = Run(seed, way.optimiser, first, tolerance=tolerance, form=undamped(way.form), options=way.options)
     seconds = run.train()
-    trace = run.guard.trace
+    trace = run.guard.control.trace
     return {
         **way._asdict(),
         "seed": seed,
@@ -227,7 +232,7 @@ def followed(seed: int, way: Way, first: nn.Module, nats: float, **settings: flo
 def searched(seed: int, way: Way, first: nn.Module, strength: float, *, grows: bool) -> dict[str, Any] | None:
     """Learn with a strength; ``None`` for one that SGD cannot bear."""
     form = anchorhold.Rotated(damping=DAMPING) if way.form == "rotated" else way.form
-    run = Run(seed, way.optimiser, first, strength=strength, form=form, implicit=way.implicit)
+    run = Run(seed, way.optimiser, first, strength=strength, form=form, options=way.options)
     growing = [strength * GROWTH ** (step / STEPS - 1) for step in range(STEPS)] if grows else None
     try:
         seconds = run.train(growing)

@@ -57,7 +57,7 @@ class Seen(NamedTuple):
 
     case: Case
     trace: Sequence[TracePoint]
-    back: anchorhold.PulledBack
+    back: anchorhold.retention.PulledBack
 
 
 def seen_in(case: Case, first: nn.Module) -> Seen:
@@ -66,7 +66,7 @@ def seen_in(case: Case, first: nn.Module) -> Seen:
     if case.before is not None:
         case.before(run.model)
     run.train()
-    return Seen(case, run.guard.trace, run.guard.pull_back())
+    return Seen(case, run.guard.control.trace, run.guard.pull_back())
 
 
 def draw(found: Sequence[Seen], path: Path) -> None:

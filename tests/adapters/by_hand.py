@@ -31,8 +31,8 @@ class Adapted(nn.Module):
         return self.layer(x) + self.scale * added
 
 
-@anchorhold.register_adapter("by-hand")
-class ByHand(anchorhold.Adapter):
+@anchorhold.adapters.register_adapter("by-hand")
+class ByHand(anchorhold.adapters.Adapter):
     """Those layers."""
 
     @classmethod

@@ -9,6 +9,7 @@ from peft import IA3Config, LoraConfig, get_peft_model
 import anchorhold
 from anchorhold.adapters import whole
 from tests.adapters.test_peft_changes import KINDS, Layers, adapters_of
+from tests.helpers import grouped
 
 EXACT = {name: kind for name, kind in KINDS.items() if name not in ("PiSSA", "DoRA of GPT-2's")}
 
@@ -29,7 +30,7 @@ def held(config, *, fresh, **settings):
     model = get_peft_model(Layers(), config).double().eval()
     if not fresh:
         moved(model)
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), 1.0, **settings)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=1.0, **grouped(**settings))
     guard.consolidate([torch.randint(1, 6, (8, 3))])
     return model, guard
 
@@ -95,7 +96,7 @@ def test_what_is_merged_for_now_is_not_moved():
     moved(model)
     after = {name: p.detach().clone() for name, p in guard.parameters.items()}
     model.merge_adapter()
-    with pytest.raises(anchorhold.ConfigurationError, match="Unmerge it first"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="Unmerge it first"):
         guard.average(0.5)
     assert all(torch.equal(p, after[name]) for name, p in guard.parameters.items())
 

@@ -102,12 +102,12 @@ def test_a_layer_computes_with_its_weight_and_the_change(kind):
 def test_a_merged_dora_cannot_be_read_apart():
     model = adapted(KINDS["DoRA"])
     model.merge_adapter()
-    with pytest.raises(anchorhold.ConfigurationError, match="unmerge it first"):
-        anchorhold.Guard(model, "EWC", space="merged")
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="unmerge it first"):
+        anchorhold.Guard(model, "EWC", options=anchorhold.GuardOptions(space="merged"))
     model.unmerge_adapter()
     model.add_adapter("other", LoraConfig(r=2, target_modules=["linear"]))
-    with pytest.raises(anchorhold.ConfigurationError, match="several adapters"):
-        anchorhold.Guard(model, "EWC", space="merged")
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="several adapters"):
+        anchorhold.Guard(model, "EWC", options=anchorhold.GuardOptions(space="merged"))
 
 
 def test_active_adapters_are_added_and_others_are_not():
@@ -147,18 +147,18 @@ def test_what_is_merged_is_the_same_change():
 )
 def test_kinds_that_add_nothing_to_a_weight_are_refused_with_those_that_do(config, said):
     model = get_peft_model(Layers(), config)
-    with pytest.raises(anchorhold.ConfigurationError, match=said) as refused:
-        anchorhold.Guard(model, "EWC", space="merged")
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=said) as refused:
+        anchorhold.Guard(model, "EWC", options=anchorhold.GuardOptions(space="merged"))
     assert "LoHa, LoKr, AdaLoRA and VeRA" in str(refused.value)
     anchorhold.Guard(model, "EWC")  # which holds its parameters
 
 
 def test_a_kind_is_entered_once():
     assert {"lora", "delta-weight"} <= set(ADAPTERS)
-    with pytest.raises(anchorhold.ConfigurationError, match="called 'lora' already"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="called 'lora' already"):
 
-        @anchorhold.register_adapter("lora")
-        class Other(anchorhold.Adapter):
+        @anchorhold.adapters.register_adapter("lora")
+        class Other(anchorhold.adapters.Adapter):
             pass
 
 
@@ -172,7 +172,9 @@ def test_what_is_as_large_as_a_weight_is_kept_of_one_layer_at_a_time(kind, monke
         else LoraConfig(r=2, target_modules=layers, use_dora=True)
     )
     model = get_peft_model(nn.Sequential(*(nn.Linear(8, 8) for _ in layers)), config)
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=1.0, form="rotated", implicit=False)
+    guard = anchorhold.Guard(
+        model, anchorhold.Fisher(), strength=1.0, form="rotated", options=anchorhold.GuardOptions(implicit=False)
+    )
     guard.consolidate([torch.randn(5, 8)])
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
     guard.attach(optimizer)

@@ -186,7 +186,7 @@ def test_the_form_is_all_that_differs(learned, text, cpu, folder):
     for name in ("EWC", *FORMS):
         guard = new_guard(taught.model, "full", name, TINY)
         guard.consolidate([samples])
-        trace[name] = sum(float(matrix.trace()) for matrix in guard.matrices.values())
+        trace[name] = sum(float(matrix.trace()) for matrix in guard.held.matrices.values())
     assert trace["rotated"] == pytest.approx(1.001 * trace["EWC"], rel=1e-5)
     assert trace["rotated by position"] != pytest.approx(1.001 * trace["EWC"], rel=1e-3)
 
@@ -198,7 +198,7 @@ def test_of_a_gpt_layers_are_rotated_with_their_biases_and_norms_are_not():
     given, labels = torch.randint(256, (2, 5, 6))
     guard = anchorhold.Guard(model, anchorhold.Fisher(labels="true"), form=Rotated(damping=0.0))
     guard.consolidate([(given, labels)])
-    found = guard.matrices
+    found = guard.held.matrices
     said = {name: matrix.description for name, matrix in found.items()}
     assert {name for name in said if "norm" in name} == {name for name in said if said[name] == "diagonal"}
     assert said["blocks.1.qkv.weight"] == said["logits.weight"] == "rotated"

@@ -16,7 +16,7 @@ def test_the_penalty_is_in_force_and_every_step_is_watched(setting, measure):
     steps = Steps(dataclasses.replace(setting, count=5), measure)
     for taken in range(3):
         assert steps.guard.penalty().item() > 0
-        assert steps.guard.path.steps == taken
+        assert steps.guard.gradients.path.steps == taken
         steps.new_gradients()
         steps.optimizer.step()
 

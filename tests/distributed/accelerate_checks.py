@@ -71,7 +71,9 @@ def accelerate_shards_give_what_one_process_gives(here):
 def accelerate_shards_what_a_guard_found_before(here):
     """As with the Trainer, which prepares a model that is protected already."""
     accelerator, model = shard_with(accelerator_of(here), "Linear"), net()
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=20.0, group=distributed.group.WORLD)
+    guard = anchorhold.Guard(
+        model, anchorhold.Fisher(), strength=20.0, options=anchorhold.GuardOptions(group=distributed.group.WORLD)
+    )
     guard.consolidate([share(batch(1, SIZE), here.rank, here.size)])
     found = {name: omega.clone() for name, omega in guard.importance.items()}
     model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))

@@ -12,11 +12,14 @@ from tests.distributed.problem import SIZE, share, whole
 from tests.distributed.processes import all_equal
 from tests.forms.toy_kronecker import ToyKronecker
 from tests.guard.helpers import batch, loss, net
+from tests.helpers import grouped
 
 
 def learned(model, rank=0, size=1, **settings):
     """A guard that is centred at the mean, after two tasks and a half."""
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), 0.5, anchor="mean", from_scratch=True, **settings)
+    guard = anchorhold.Guard(
+        model, anchorhold.Fisher(), strength=0.5, anchor="mean", from_scratch=True, **grouped(**settings)
+    )
     return taught(guard, model, rank, size)
 
 
@@ -39,7 +42,7 @@ def check(here, model, **settings):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed runs several")
         expected = learned(net(), **settings)
-    assert guard.tilt.keys() == expected.tilt.keys()
+    assert guard.held.linear_term.keys() == expected.held.linear_term.keys()
     for kind in ("parameters", "anchor", "tilt"):
         for name, value in getattr(expected, kind).items():
             found = getattr(guard, kind)[name]
@@ -51,13 +54,13 @@ def check(here, model, **settings):
 def centre_of_a_ddp_model(here):
     for settings in ({}, {"gradient_term": True}, {"gradient_term": True, "form": ToyKronecker()}):
         guard = check(here, DistributedDataParallel(net()), **settings)
-        assert all_equal(guard.anchor) and all_equal(guard.tilt)
+        assert all_equal(guard.anchor) and all_equal(guard.held.linear_term)
 
 
 def centre_of_a_sharded_model(here):
     for settings in ({}, {"gradient_term": True}):
         guard = check(here, fully_shard(net(), mesh=init_device_mesh("cpu", (here.size,))), **settings)
-        for name, tensor in (guard.anchor | guard.tilt).items():
+        for name, tensor in (guard.anchor | guard.held.linear_term).items():
             assert tensor.placements == guard.parameters[name].placements
 
 

@@ -19,7 +19,7 @@ def ddp_every_measure_is_that_of_the_union(here):
     check_same_run(model.module, guard, found)
     assert all_equal(guard.anchor)
     for label in guard.measures:
-        assert all_equal(guard.importance_of(label)), label
+        assert all_equal(guard.held.of(label)), label
         assert all_equal(found[label].importance), label
 
 
@@ -27,11 +27,11 @@ def ddp_a_bare_model_says_its_group(here):
     model = net()
     with pytest.warns(anchorhold.AnchorholdWarning, match="a bare model and no group"):
         anchorhold.Guard(model, "EWC").consolidate([batch(0)])
-    guard = anchorhold.Guard(model, "EWC", group=distributed.group.WORLD)
+    guard = anchorhold.Guard(model, "EWC", options=anchorhold.GuardOptions(group=distributed.group.WORLD))
     assert guard.consolidate([share(batch(0), here.rank, here.size)])["EWC"].samples == 8
     later = anchorhold.Guard(model, "EWC")
-    assert later.group is None
-    later.group = distributed.group.WORLD
+    assert later.options.group is None
+    later.options.group = distributed.group.WORLD
     later.consolidate([share(batch(0), here.rank, here.size)])
     expected = anchorhold.Fisher().measure(model, [batch(0)])
     for name, value in expected.items():
@@ -98,9 +98,7 @@ def ddp_the_state_is_one_file_of_plain_names(here):
     bare = make_guard(net(seed=5))
     bare.load(path)
     for other in (again, bare):
-        assert all(
-            torch.equal(other.importance_of("AF")[name], value) for name, value in guard.importance_of("AF").items()
-        )
+        assert all(torch.equal(other.held.of("AF")[name], value) for name, value in guard.held.of("AF").items())
         assert all(torch.equal(other.anchor[name], value) for name, value in guard.anchor.items())
     if here.rank == 0:  # as many write it, and nobody waits
         guard.save(here.folder / "first.safetensors")
@@ -108,7 +106,7 @@ def ddp_the_state_is_one_file_of_plain_names(here):
 
 
 def ddp_halves_are_averaged_too(here):
-    """backward_halves() on every rank leaves the gradient of all ranks' batches, and measures it."""
+    """gradients.halves() on every rank leaves the gradient of all ranks' batches, and measures it."""
     plain, ddp = net(), DistributedDataParallel(net())
     data = batch(0, SIZE)
     quarters = [tuple(part.chunk(4)[place] for part in data) for place in range(4)]
@@ -121,7 +119,7 @@ def ddp_halves_are_averaged_too(here):
             first, second = (sum(loss(model, quarters[place + 2 * rank]) for rank in range(2)) / 2 for place in (0, 1))
         else:
             first, second = (loss(model, half) for half in halves)
-        guard.backward_halves(first, second)
+        guard.gradients.halves(first, second)
         optimizer.step()
         measured.append(guard.consolidate()["SOS"].raw)
     for name, value in weights(plain).items():

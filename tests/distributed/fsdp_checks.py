@@ -40,7 +40,7 @@ def fsdp_every_measure_is_that_of_the_union(here):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     loss(model, share(batch(5, SIZE), here.rank, here.size)).backward()
-    guard.observe_independent(loss(model, share(batch(6, SIZE), here.rank, here.size)))
+    guard.gradients.independent(loss(model, share(batch(6, SIZE), here.rank, here.size)))
     optimizer.step()
     for key, tensor in guard.state_dict()["tensors"].items():
         parameter = next(p for name, p in parameters.items() if key.endswith(f"/{name}"))
@@ -66,7 +66,7 @@ def fsdp_layers_that_are_one_group_are_measured_without_the_others(here):
 def fsdp_a_model_that_is_sharded_after_its_first_task_has_the_same_layers(here):
     """Its parameters are other objects, and none of them is one that was put in another's place."""
     model = net()
-    guard = anchorhold.Guard(model, "L2", 0.5)
+    guard = anchorhold.Guard(model, "L2", strength=0.5)
     guard.consolidate()
     sharded(here, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -112,12 +112,12 @@ def fsdp_the_first_version_is_refused(here):
     """Its parameters are pieces of one flat tensor, cut wherever a process's share ends."""
     options = {"device_id": torch.device("cpu"), "sharding_strategy": ShardingStrategy.FULL_SHARD}
     model = FullyShardedDataParallel(net(), use_orig_params=True, **options)
-    with pytest.raises(anchorhold.ModelError, match=r"'.*0.weight' was flattened by FullyShardedDataParallel"):
+    with pytest.raises(anchorhold.errors.ModelError, match=r"'.*0.weight' was flattened by FullyShardedDataParallel"):
         anchorhold.Guard(model, "SOS")
     inner = net()
     guard = anchorhold.Guard(inner, "SOS")
     wrapped = FullyShardedDataParallel(inner, **options)  # later, as Trainers do
-    with pytest.raises(anchorhold.ModelError, match="flattened"):
+    with pytest.raises(anchorhold.errors.ModelError, match="flattened"):
         guard.attach(torch.optim.SGD(wrapped.parameters(), lr=0.1))
 
 
@@ -144,7 +144,7 @@ def fsdp_shares_may_be_uneven_and_nobody_waits(here):
         torch.testing.assert_close(whole(guard.importance[name]), value)
     x, y = batch(0)
     kept = {name: whole(value).clone() for name, value in guard.importance.items()}
-    with pytest.raises(anchorhold.NotFiniteError, match="outputs hold NaN"):
+    with pytest.raises(anchorhold.errors.NotFiniteError, match="outputs hold NaN"):
         guard.consolidate([(x * (float("nan") if here.rank else 1.0), y)])
     assert all(torch.equal(whole(guard.importance[name]), value) for name, value in kept.items())
 
@@ -159,7 +159,7 @@ def fsdp_what_is_not_finite_in_one_part_stops_all(here):
         loss(model, batch(0)).backward()
         if here.rank == 1:
             model[0].weight.grad.to_local()[0, 0] = float("nan")
-        with pytest.raises(anchorhold.NotFiniteError, match=r"gradient of '0\.weight'"):
+        with pytest.raises(anchorhold.errors.NotFiniteError, match=r"gradient of '0\.weight'"):
             optimizer.step()
         assert all(torch.equal(whole(value), before[name]) for name, value in weights(model).items())
         optimizer.zero_grad()
@@ -168,7 +168,7 @@ def fsdp_what_is_not_finite_in_one_part_stops_all(here):
     if here.rank == 1:
         with torch.no_grad():
             model[0].weight.to_local()[0, 0] = float("nan")
-    with pytest.raises(anchorhold.NotFiniteError, match=r"weights '0\.weight' are not finite"):
+    with pytest.raises(anchorhold.errors.NotFiniteError, match=r"weights '0\.weight' are not finite"):
         guard.consolidate()
     assert everyones(guard.tasks) == [0, 0]
 
@@ -184,7 +184,7 @@ def fsdp_weights_that_are_no_numbers_in_one_part_are_not_spread_over_the_others(
     if here.rank == 1:
         with torch.no_grad():
             model[0].weight.to_local()[0, 0] = float("nan")
-    with pytest.raises(anchorhold.NotFiniteError, match=r"weights '0\.weight' themselves are not finite"):
+    with pytest.raises(anchorhold.errors.NotFiniteError, match=r"weights '0\.weight' themselves are not finite"):
         optimizer.step()
     assert int(whole(model[0].weight.detach()).isnan().sum()) == 1
 
@@ -198,10 +198,10 @@ def fsdp_one_file_serves_sharded_and_whole_models(here):
     bare.load(path)
     again = make_guard(sharded(here, net(seed=5)))
     again.load(path)
-    for name, value in guard.importance_of("MAS").items():
-        assert torch.equal(bare.importance_of("MAS")[name], whole(value))
-        assert torch.equal(whole(again.importance_of("MAS")[name]), whole(value))
-        assert again.importance_of("MAS")[name].placements == value.placements
+    for name, value in guard.held.of("MAS").items():
+        assert torch.equal(bare.held.of("MAS")[name], whole(value))
+        assert torch.equal(whole(again.held.of("MAS")[name]), whole(value))
+        assert again.held.of("MAS")[name].placements == value.placements
     with pytest.raises((OSError, anchorhold.AnchorholdError)):
         guard.save(here.folder / "no such folder" / "guard.safetensors")
 
@@ -222,7 +222,7 @@ def fsdp_a_model_may_be_sharded_later(here):
     loss(model, batch(0)).backward()
     optimizer.step()
     assert isinstance(guard.anchor["0.weight"], DTensor)
-    assert guard.group is not None
+    assert guard.options.group is not None
     assert float(guard.penalty()) > 0
 
 
@@ -262,7 +262,7 @@ def fsdp_batch_norms_are_frozen_and_not_folded(here):
     assert torch.equal(model[1].running_mean, before)
     frozen.detach()
     folding = anchorhold.Guard(model, "EWC", batch_norm="fold")
-    with pytest.raises(anchorhold.ConfigurationError, match="batch_norm='fold' with a sharded model"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="batch_norm='fold' with a sharded model"):
         folding.consolidate([share(batch(0), here.rank, here.size)])
 
 
@@ -270,8 +270,8 @@ def fsdp_halves_are_refused(here):
     model = sharded(here)
     guard = anchorhold.Guard(model, anchorhold.SOS(alpha=1.0))
     guard.attach(torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(anchorhold.OrderError, match="cannot take the gradients of a sharded model apart"):
-        guard.backward_halves(loss(model, batch(0)), loss(model, batch(1)))
+    with pytest.raises(anchorhold.errors.OrderError, match="cannot take the gradients of a sharded model apart"):
+        guard.gradients.halves(loss(model, batch(0)), loss(model, batch(1)))
     distributed.barrier()
 
 

@@ -14,10 +14,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import anchorhold
-from anchorhold import DarkExperience, Distillation, Replay, Reservoir
+from anchorhold import DarkExperience, Distillation, Replay
+from anchorhold.holds import Reservoir
 from tests.distributed.problem import SIZE, share, whole
 from tests.distributed.processes import all_equal, everyones
 from tests.guard.helpers import batch, loss, net, weights
+from tests.helpers import grouped
 
 OLD = [batch(50, SIZE), batch(51, SIZE), batch(52, SIZE)]
 
@@ -34,7 +36,9 @@ def holds(rank=0, size=1):
 def learned(model, rank=0, size=1, guard=None, steps=3, start=0, **options):
     """Consolidate, and learn something new with all holds; a guard that is given goes on."""
     if guard is None:
-        guard = anchorhold.Guard(model, "L2", 0.5, "0.*", watch=["SI"], holds=holds(rank, size), **options)
+        guard = anchorhold.Guard(
+            model, "L2", strength=0.5, protect="0.*", watch=["SI"], holds=holds(rank, size), **grouped(**options)
+        )
         guard.consolidate()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     guard.attach(optimizer)
@@ -89,7 +93,7 @@ def holds_of_ddp_may_replay_through_different_heads(here):
     old = batch(60 + here.rank)
     hold = Replay([old], share=0.5, forward=lambda model, x: model(x, here.rank))
     wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-    guard = anchorhold.Guard(wrapped, "fine-tune", 0.0, "body*", holds=[hold])
+    guard = anchorhold.Guard(wrapped, "fine-tune", strength=0.0, protect="body*", holds=[hold])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     guard.attach(optimizer)
     before = copy.deepcopy(model)
@@ -109,7 +113,7 @@ def holds_of_ddp_have_buffers_of_their_own(here):
     """Each rank keeps samples of its own data, and all take the same steps."""
     model = DistributedDataParallel(net())
     made = [Replay(Reservoir(6), share=0.5, size=3), DarkExperience(6, size=3)]
-    guard = anchorhold.Guard(model, "EWC", 1.0, holds=made)
+    guard = anchorhold.Guard(model, "EWC", strength=1.0, holds=made)
     for task in range(2):
         learned(model, here.rank, here.size, guard, start=10 * task)
         guard.consolidate(old_of(here.rank, here.size))
@@ -121,17 +125,17 @@ def holds_of_ddp_have_buffers_of_their_own(here):
 
 def holds_that_fail_on_one_rank_are_told_on_all(here):
     model = DistributedDataParallel(net())
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Replay(6, share=0.5)])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[Replay(6, share=0.5)])
     guard.consolidate(old_of(here.rank, here.size))
     before = weights(model.module)
     if here.rank:
-        guard.holds[0].buffer.samples = []  # as after a state whose buffer was loaded on one rank alone
+        guard.options.holds[0].buffer.samples = []  # as after a state whose buffer was loaded on one rank alone
     told = "carries no training data" if here.rank else "'replay' failed on 1 of the 2 ranks"
     with pytest.raises(anchorhold.AnchorholdError, match=told):
         learned(model, here.rank, here.size, guard)
     assert all(torch.equal(value, before[name]) for name, value in weights(model.module).items())
-    guard.holds[0].strength = 1.0 + here.rank
-    with pytest.raises(anchorhold.ConfigurationError, match="The ranks disagree on the holds"):
+    guard.options.holds[0].strength = 1.0 + here.rank
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="The ranks disagree on the holds"):
         guard.consolidate(old_of(here.rank, here.size))
 
 
@@ -140,8 +144,8 @@ def holds_of_fsdp_are_those_of_one_process(here):
         model = sharded(here, **options)
         guard = learned(model, here.rank, here.size)
         assert_alike(model, alone())
-        assert all(isinstance(old, DTensor) for old in guard.holds[1].before.values())
-        assert float(guard.holds[1].last) > 0
+        assert all(isinstance(old, DTensor) for old in guard.options.holds[1].before.values())
+        assert float(guard.options.holds[1].last) > 0
         with torch.no_grad():
             value = float(guard.penalty())  # leaves nothing gathered that the next step could take for its own
         assert value > 0
@@ -167,11 +171,15 @@ def holds_of_fsdp_are_saved_and_loaded(here):
     for of in ("file", "folder"):
         again = sharded(here, net(seed=4))
         state = {"model": again.state_dict()}
-        other = anchorhold.Guard(again, "L2", 0.5, "0.*", watch=["SI"], holds=holds(here.rank, here.size))
+        other = anchorhold.Guard(
+            again, "L2", strength=0.5, protect="0.*", watch=["SI"], holds=holds(here.rank, here.size)
+        )
         if of == "file":
             other.load(path)
         else:
-            state["guard"] = other.blank_state_dict(checkpoint.FileSystemReader(folder).read_metadata())
+            state["guard"] = anchorhold.guard.blank_state_dict(
+                other, checkpoint.FileSystemReader(folder).read_metadata()
+            )
         checkpoint.load(state, checkpoint_id=folder)
         again.load_state_dict(state["model"])
         if of == "folder":
@@ -182,7 +190,7 @@ def holds_of_fsdp_are_saved_and_loaded(here):
     bare.load_state_dict({name: whole(value) for name, value in model.state_dict().items()})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed runs several")
-        single = anchorhold.Guard(bare, "L2", 0.5, "0.*", watch=["SI"], holds=holds())
+        single = anchorhold.Guard(bare, "L2", strength=0.5, protect="0.*", watch=["SI"], holds=holds())
         single.load(path)
         learned(bare, guard=single, steps=2, start=3)
     assert_alike(bare, expected)
@@ -191,15 +199,15 @@ def holds_of_fsdp_are_saved_and_loaded(here):
 def holds_of_fsdp_that_cannot_be_are_refused(here):
     for hold in (DarkExperience(6), Distillation(6, teacher="outputs")):
         model = sharded(here)
-        guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold])
-        with pytest.raises(anchorhold.ConfigurationError, match="with a sharded model"):
+        guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[hold])
+        with pytest.raises(anchorhold.errors.ConfigurationError, match="with a sharded model"):
             learned(model, here.rank, here.size, guard)
     model = sharded(here)
     hold = Replay(6, forward=lambda model, inputs, task: model(inputs))
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[hold])
     for _ in range(2):
         guard.consolidate(old_of(here.rank, here.size))
-    with pytest.raises(anchorhold.ConfigurationError, match="each through a head of its own"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="each through a head of its own"):
         learned(model, here.rank, here.size, guard)
 
 

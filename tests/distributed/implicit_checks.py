@@ -13,7 +13,7 @@ from tests.guard.helpers import batch, loss, net, weights
 
 def trained(model, share_of, form="diagonal", kind=torch.optim.Adam):
     """Train a model that is held implicitly, on this process's part of each batch."""
-    guard = anchorhold.Guard(model, "EWC", 50.0, form=form, implicit=True)
+    guard = anchorhold.Guard(model, "EWC", strength=50.0, form=form, options=anchorhold.GuardOptions(implicit=True))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed runs several processes")  # of which one is alone
         guard.consolidate([share_of(batch(9, SIZE))])

@@ -16,6 +16,7 @@ from anchorhold.tensors.gathered_at_use import Gatherer
 from tests.distributed.problem import share, whole
 from tests.distributed.watch_checks import cut_up, deep, layer_by_layer
 from tests.guard.helpers import batch, loss
+from tests.helpers import grouped
 
 
 class Reader(nn.Module):
@@ -47,7 +48,7 @@ def words(samples):
 
 def alone(model, batches, *measure, **options):
     """What one process finds."""
-    return consolidated(anchorhold.Guard(model, *measure, **options), batches)
+    return consolidated(anchorhold.Guard(model, *measure, **grouped(**options)), batches)
 
 
 def consolidated(guard, batches):
@@ -59,8 +60,8 @@ def consolidated(guard, batches):
 
 def check_same(guard, expected):
     for label in expected._core.state.ledgers:
-        for name, value in expected.importance_of(label).items():
-            found = guard.importance_of(label)[name]
+        for name, value in expected.held.of(label).items():
+            found = guard.held.of(label)[name]
             torch.testing.assert_close(whole(found), value, rtol=1e-9, atol=1e-14, msg=f"{label} {name}")
             assert found.placements == dict(guard._core.runtime.model.named_parameters())[name].placements
 
@@ -76,7 +77,7 @@ def layers_are_gathered_one_at_a_time(here):
         own = [] if here.rank == 2 else [words(1 + here.rank)]
         model = layer_by_layer(reader(), init_device_mesh("cpu", (here.size,)))
         measures = {"watch": ["EWC-sampled"], "measure": anchorhold.Fisher(samples=6)}
-        guard = anchorhold.Guard(model, **measures, gather="layers")
+        guard = anchorhold.Guard(model, **grouped(**measures, gather="layers"))
         guard.consolidate(own)
     finally:
         Gatherer.whole = plain
@@ -91,7 +92,7 @@ def layers_are_gathered_in_the_same_chunks_whatever_each_process_has_free(here):
     accumulator.enlarged_budget = lambda budget, *given: (asked.append(given), budget)[1]
     try:
         model = layer_by_layer(deep(), init_device_mesh("cpu", (here.size,)))
-        guard = anchorhold.Guard(model, "EWC", gather="layers")
+        guard = anchorhold.Guard(model, "EWC", options=anchorhold.GuardOptions(gather="layers"))
         guard.consolidate([share(batch(0, 8), here.rank, here.size)])
         assert not asked
         expected = alone(deep(), [batch(0, 8)], "EWC")
@@ -105,12 +106,12 @@ def layers_of_copies_of_parts_with_a_gradient_term(here):
     batches = [batch(seed, 8) for seed in range(2)]
     options = {"anchor": "mean", "gradient_term": True, "strength": 0.5}
     mesh = init_device_mesh("cpu", (2, here.size // 2), mesh_dim_names=("copies", "parts"))
-    guard = anchorhold.Guard(layer_by_layer(deep(), mesh), "EWC", gather="layers", **options)
+    guard = anchorhold.Guard(layer_by_layer(deep(), mesh), "EWC", **grouped(gather="layers", **options))
     guard.consolidate([share(data, here.rank, here.size) for data in batches])
     expected = alone(deep(), batches, "EWC", **options)
     check_same(guard, expected)
-    for name, value in expected.tilt.items():
-        torch.testing.assert_close(whole(guard.tilt[name]), value, rtol=1e-9, atol=1e-14)
+    for name, value in expected.held.linear_term.items():
+        torch.testing.assert_close(whole(guard.held.linear_term[name]), value, rtol=1e-9, atol=1e-14)
 
 
 def two_tasks(model, own, **options):
@@ -166,37 +167,41 @@ class Halved(nn.Module):
 def layers_that_cannot_be_measured_so_are_refused(here):
     mesh = init_device_mesh("cpu", (here.size,))
     model = cut_up(mesh)
-    with pytest.raises(anchorhold.ModelError, match="gather='model' with layers that are cut up"):
-        anchorhold.Guard(model, "EWC", gather="model").consolidate([batch(0)])
+    with pytest.raises(anchorhold.errors.ModelError, match="gather='model' with layers that are cut up"):
+        anchorhold.Guard(model, "EWC", options=anchorhold.GuardOptions(gather="model")).consolidate([batch(0)])
     for own in ([batch(here.rank)], [batch(0)] * (1 + here.rank % 2)):
-        with pytest.raises(anchorhold.BatchError, match="parts of the same layers were given different batches"):
+        with pytest.raises(anchorhold.errors.BatchError, match="parts of the same layers were given different batches"):
             anchorhold.Guard(model, "EWC").consolidate(own)
     halved = parallelize_module(Halved().double(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     halved.up.register_forward_hook(lambda module, _, output: output * (1 + isinstance(module.weight, DTensor)))
-    with pytest.raises(anchorhold.ModelError, match="whole, the model gives other outputs: it counts on being cut up"):
+    with pytest.raises(
+        anchorhold.errors.ModelError, match="whole, the model gives other outputs: it counts on being cut up"
+    ):
         anchorhold.Guard(halved, "EWC").consolidate([batch(0)])
     torch.manual_seed(0)
     normed = layer_by_layer(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).double(), mesh)
     normed[1].running_mean += here.rank
     with pytest.raises(
-        anchorhold.ConfigurationError, match=r"disagree on '1.running_mean'.*torch.distributed.broadcast"
+        anchorhold.errors.ConfigurationError, match=r"disagree on '1.running_mean'.*torch.distributed.broadcast"
     ):
-        anchorhold.Guard(normed, "EWC", gather="layers").consolidate([batch(0)])
+        anchorhold.Guard(normed, "EWC", options=anchorhold.GuardOptions(gather="layers")).consolidate([batch(0)])
     clamped = layer_by_layer(nn.Sequential(nn.Linear(4, 4)).double(), mesh)
     clamped[0].register_forward_pre_hook(lambda module, _: module.weight.data.clamp_(-1, 1))
     shortened = layer_by_layer(nn.Sequential(nn.Embedding(5, 4, max_norm=0.1), nn.Flatten()).double(), mesh)
     for writes, inputs in ((clamped, batch(0)), (shortened, words(2))):
-        with pytest.raises(anchorhold.ModelError, match="forward pass writes to one of its parameters"):
-            anchorhold.Guard(writes, "EWC", gather="layers").consolidate([inputs])
+        with pytest.raises(anchorhold.errors.ModelError, match="forward pass writes to one of its parameters"):
+            anchorhold.Guard(writes, "EWC", options=anchorhold.GuardOptions(gather="layers")).consolidate([inputs])
     for first, others in (("layers", "model"), (None, "layers")):
-        guard = anchorhold.Guard(layer_by_layer(deep(), mesh), "EWC", gather=others if here.rank else first)
+        guard = anchorhold.Guard(
+            layer_by_layer(deep(), mesh), "EWC", options=anchorhold.GuardOptions(gather=others if here.rank else first)
+        )
         for asked in (guard.rehearse, guard.consolidate):
             with pytest.raises(
-                anchorhold.ConfigurationError, match=r"disagree on gather: rank 0 has .* and rank 1 has"
+                anchorhold.errors.ConfigurationError, match=r"disagree on gather: rank 0 has .* and rank 1 has"
             ):
                 asked([batch(0)])
-    with pytest.raises(anchorhold.ConfigurationError, match="gather='all'; expected 'model', 'layers'"):
-        anchorhold.Guard(deep(), "EWC", gather="all")
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="gather='all'; expected 'model', 'layers'"):
+        anchorhold.Guard(deep(), "EWC", options=anchorhold.GuardOptions(gather="all"))
     distributed.barrier()
 
 

@@ -22,7 +22,9 @@ def adapted():
 
 def trained(model, share_of, form):
     """Train two tasks on this process's part of each batch, and return the guard."""
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), 0.5, form=form, space="merged")
+    guard = anchorhold.Guard(
+        model, anchorhold.Fisher(), strength=0.5, form=form, options=anchorhold.GuardOptions(space="merged")
+    )
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
     guard.attach(optimizer)
     for task in range(2):
@@ -59,7 +61,7 @@ def fsdp_averages_what_adapters_add(here):
         factors = [p for p in model.parameters() if p.requires_grad]
         with torch.no_grad():
             factors[1].normal_(std=std)
-        guard = anchorhold.Guard(fully_shard(model, mesh=mesh), "L2", 1.0)
+        guard = anchorhold.Guard(fully_shard(model, mesh=mesh), "L2", strength=1.0)
         guard.consolidate()
         then = [p.full_tensor() for p in guard.parameters.values()]
         with torch.no_grad():

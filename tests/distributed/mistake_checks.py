@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import anchorhold
 from tests.distributed.processes import everyones
 from tests.guard.helpers import batch, loss, net
+from tests.helpers import grouped
 
 
 def unchanged(guard, act, error, message):
@@ -23,7 +24,7 @@ def unchanged(guard, act, error, message):
 
 
 def consolidated(measure="EWC", **options):
-    guard = anchorhold.Guard(DistributedDataParallel(net()), measure, **options)
+    guard = anchorhold.Guard(DistributedDataParallel(net()), measure, **grouped(**options))
     guard.consolidate([batch(0)])
     return guard
 
@@ -32,7 +33,7 @@ def mistake_nan_on_one_rank(here):
     guard = consolidated()
     x, y = batch(1)
     mine = [(x, y), (x * float("nan"), y)] if here.rank == 1 else itertools.repeat((x, y), 10**9)
-    error = unchanged(guard, lambda: guard.consolidate(mine), anchorhold.NotFiniteError, "outputs hold NaN")
+    error = unchanged(guard, lambda: guard.consolidate(mine), anchorhold.errors.NotFiniteError, "outputs hold NaN")
     assert str(error).startswith("Rank 1 of 2: ") == (here.rank == 0)
     guard.consolidate([batch(2)])
     assert everyones(guard.tasks) == [2, 2]
@@ -43,10 +44,10 @@ def mistake_no_data_on_one_rank(here):
     unchanged(
         guard,
         lambda: guard.consolidate([batch(1)] if here.rank else None),
-        anchorhold.BatchError,
+        anchorhold.errors.BatchError,
         "measures importance",
     )
-    unchanged(guard, lambda: guard.consolidate([]), anchorhold.BatchError, "there were no batches")
+    unchanged(guard, lambda: guard.consolidate([]), anchorhold.errors.BatchError, "there were no batches")
 
 
 def mistake_bounds_that_differ(here):
@@ -59,7 +60,7 @@ def mistake_bounds_that_differ(here):
         unchanged(
             guard,
             lambda own=bounds[here.rank]: guard.consolidate([batch(1)], within=own),
-            anchorhold.ConfigurationError,
+            anchorhold.errors.ConfigurationError,
             message,
         )
 
@@ -79,7 +80,10 @@ def mistake_a_loader_that_breaks_on_one_rank(here):
 def mistake_data_of_one_rank_in_a_rehearsal(here):
     guard = consolidated()
     unchanged(
-        guard, lambda: guard.rehearse([batch(1)] if here.rank else None), anchorhold.BatchError, "measures importance"
+        guard,
+        lambda: guard.rehearse([batch(1)] if here.rank else None),
+        anchorhold.errors.BatchError,
+        "measures importance",
     )
     unchanged(
         guard,
@@ -95,7 +99,7 @@ def mistake_weights_that_are_not_finite(here):
     guard = consolidated("L2")
     with torch.no_grad():
         guard.parameters["0.bias"][0] = float("inf")
-    unchanged(guard, guard.consolidate, anchorhold.NotFiniteError, "weights '0.bias' are not finite")
+    unchanged(guard, guard.consolidate, anchorhold.errors.NotFiniteError, "weights '0.bias' are not finite")
 
 
 def mistake_ranks_that_disagree(here):
@@ -108,18 +112,26 @@ def mistake_ranks_that_disagree(here):
         guard = consolidated()
         if here.rank == 1:
             change(guard)
-        unchanged(guard, lambda kept=guard: kept.consolidate([batch(1)]), anchorhold.ConfigurationError, message)
+        unchanged(guard, lambda kept=guard: kept.consolidate([batch(1)]), anchorhold.errors.ConfigurationError, message)
     measure = anchorhold.Fisher(samples=5 + here.rank)
     guard = anchorhold.Guard(DistributedDataParallel(net()), measure)
     unchanged(
-        guard, lambda: guard.consolidate([batch(1)]), anchorhold.ConfigurationError, "the measures: .*'samples': 6"
+        guard,
+        lambda: guard.consolidate([batch(1)]),
+        anchorhold.errors.ConfigurationError,
+        "the measures: .*'samples': 6",
     )
     guard = anchorhold.Guard(DistributedDataParallel(net()), "EWC", protect="0.*" if here.rank else None)
-    unchanged(guard, lambda: guard.consolidate([batch(1)]), anchorhold.ConfigurationError, "the protected parameters")
+    unchanged(
+        guard, lambda: guard.consolidate([batch(1)]), anchorhold.errors.ConfigurationError, "the protected parameters"
+    )
     form = anchorhold.Rotated(damping=0.001 * here.rank)
     guard = anchorhold.Guard(DistributedDataParallel(net()), "EWC", form=form)
     unchanged(
-        guard, lambda: guard.consolidate([batch(1)]), anchorhold.ConfigurationError, "its form: .*'damping': 0.001"
+        guard,
+        lambda: guard.consolidate([batch(1)]),
+        anchorhold.errors.ConfigurationError,
+        "its form: .*'damping': 0.001",
     )
 
 
@@ -132,7 +144,7 @@ def mistake_targets_that_tell_the_ranks_different_things(here):
         targets[3, 0] = 3.7
     guard = consolidated()
     message = "Rank 0 of 2 read the outputs as 'bernoulli', .* rank 1 as 'gaussian', .*likelihood="
-    unchanged(guard, lambda: guard.consolidate([(x, targets)]), anchorhold.BatchError, message)
+    unchanged(guard, lambda: guard.consolidate([(x, targets)]), anchorhold.errors.BatchError, message)
     guard = anchorhold.Guard(DistributedDataParallel(net()), anchorhold.Fisher(likelihood="gaussian"))
     guard.consolidate([(x, targets)])
 
@@ -146,7 +158,7 @@ def mistake_a_gradient_that_is_not_finite_on_one_rank(here):
         guard.attach(optimizer)
         x, y = batch(0)
         loss(model, (x * (float("nan") if here.rank else 1.0), y)).backward()
-        unchanged(guard, optimizer.step, anchorhold.NotFiniteError, "holds a NaN")
+        unchanged(guard, optimizer.step, anchorhold.errors.NotFiniteError, "holds a NaN")
         guard.detach()
         optimizer.zero_grad()
 
@@ -157,7 +169,7 @@ def mistake_a_loss_without_gradient_on_one_rank(here):
     guard.attach(torch.optim.SGD(model.parameters(), lr=0.1))
     value = loss(model, batch(0))
     mine = value.detach() if here.rank else value
-    unchanged(guard, lambda: guard.observe_independent(mine), anchorhold.OrderError, "has no gradient")
+    unchanged(guard, lambda: guard.gradients.independent(mine), anchorhold.errors.OrderError, "has no gradient")
 
 
 CHECKS = [check for name, check in list(globals().items()) if name.startswith("mistake_")]

@@ -21,7 +21,7 @@ def page_runs_as_it_stands(here):
         for block in blocks:
             exec(compile(block, PAGE.name, "exec"), scope)
     assert scope["guard"].tasks == 1
-    assert isinstance(scope["guard"].importance_of("EWC")["0.weight"], DTensor)
+    assert isinstance(scope["guard"].held.of("EWC")["0.weight"], DTensor)
 
 
 CHECKS = [page_runs_as_it_stands]

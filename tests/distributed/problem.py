@@ -7,6 +7,7 @@ from torch.distributed import checkpoint
 
 import anchorhold
 from tests.guard.helpers import batch, loss, net, weights
+from tests.helpers import grouped
 
 SIZE = 12
 """The samples of a step, all processes together."""
@@ -18,7 +19,7 @@ WATCH = {name: name for name in ["SIU", "SIB", "SOS", "posterior", *FROM_DATA, "
 
 
 def make_guard(model, **options):
-    return anchorhold.Guard(model, anchorhold.SI(), strength=0.5, watch=WATCH, **options)
+    return anchorhold.Guard(model, anchorhold.SI(), strength=0.5, watch=WATCH, **grouped(**options))
 
 
 def share(data, rank, size):
@@ -35,7 +36,7 @@ def train(model, optimizer, guard, task, rank, size):
     for seed in range(10 * task, 10 * task + 3):
         optimizer.zero_grad()
         loss(model, share(batch(seed, SIZE), rank, size)).backward()
-        guard.observe_independent(loss(model, share(batch(1000 + seed, SIZE), rank, size)))
+        guard.gradients.independent(loss(model, share(batch(1000 + seed, SIZE), rank, size)))
         optimizer.step()
 
 
@@ -78,8 +79,8 @@ def check_same_run(model, guard, found, tasks=2):
         torch.testing.assert_close(whole(guard.anchor[name]), value, rtol=1e-9, atol=1e-12)
     for label in expected.measures:
         assert found[label].samples == expected_found[label].samples
-        for name, value in expected.importance_of(label).items():
-            torch.testing.assert_close(whole(guard.importance_of(label)[name]), value, rtol=1e-8, atol=1e-12, msg=label)
+        for name, value in expected.held.of(label).items():
+            torch.testing.assert_close(whole(guard.held.of(label)[name]), value, rtol=1e-8, atol=1e-12, msg=label)
 
 
 def save_checkpoint(folder, model, rank=0, size=1):
@@ -95,13 +96,13 @@ def check_checkpoint(folder, model, rank=0, size=1):
     """Go on from a checkpoint, of any number of processes, and compare with a run that never stopped."""
     guard = make_guard(model)
     state = {
-        "guard": guard.blank_state_dict(checkpoint.FileSystemReader(folder).read_metadata()),
+        "guard": anchorhold.guard.blank_state_dict(guard, checkpoint.FileSystemReader(folder).read_metadata()),
         "model": model.state_dict(),
     }
     checkpoint.load(state, checkpoint_id=folder)
     model.load_state_dict(state["model"])
     guard.load_state_dict(state["guard"])
-    assert guard.path.steps == 3
+    assert guard.gradients.path.steps == 3
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     train(model, optimizer, guard, 2, rank, size)

@@ -48,10 +48,10 @@ def projection_where_one_process_has_no_data(here):
     guard.consolidate([batch(1, 8)] if here.rank == 1 else [])
     assert hold.free and all_equal(hold.state())
     kept = hold.state()
-    with pytest.raises(anchorhold.BatchError, match="was given no sample"):
+    with pytest.raises(anchorhold.errors.BatchError, match="was given no sample"):
         guard.consolidate([])
     x, y = batch(1, 8)
-    with pytest.raises(anchorhold.NotFiniteError, match="NaN"):
+    with pytest.raises(anchorhold.errors.NotFiniteError, match="NaN"):
         guard.consolidate([(x * (torch.nan if here.rank == 1 else 1), y)])
     assert guard.tasks == 1 and all(torch.equal(kept[key], hold.state()[key]) for key in kept)
 
@@ -61,9 +61,11 @@ def projection_of_a_sharded_model_is_refused(here):
     guard = anchorhold.Guard(model, "fine-tune", holds=["projection"])
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
     loss(model, batch(0, 8)).backward()
-    with pytest.raises(anchorhold.ConfigurationError, match=r"'projection' with parameters that are spread .*Use DDP"):
+    with pytest.raises(
+        anchorhold.errors.ConfigurationError, match=r"'projection' with parameters that are spread .*Use DDP"
+    ):
         optimizer.step()
-    with pytest.raises(anchorhold.ConfigurationError, match="spread over processes"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="spread over processes"):
         guard.consolidate([batch(0, 8)])
 
 

@@ -44,7 +44,7 @@ def start(here, measure=MEASURE, samples=None, watch=(), **options):
     guard = anchorhold.Guard(model, measure, strength=0.0, watch=watch)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     guard.attach(optimizer)
-    guard.observe_ranks(samples or SIZE // here.size, **options)
+    guard.gradients.ranks(samples or SIZE // here.size, **options)
     return model, guard, optimizer
 
 
@@ -113,7 +113,7 @@ def ranks_go_through_a_hook_of_ones_own(here):
     model, guard, optimizer = start(here, comm_hook=default_hooks.bf16_compress_hook)
     steps(here, model, optimizer, [0])
     expected = over_all_pairs(here.size, [0])[1]
-    for name, value in guard.path.running["SOS"]["second_moment"].items():
+    for name, value in guard.gradients.path.running["SOS"]["second_moment"].items():
         assert float((value - expected[name]).norm()) < 0.02 * float(expected[name].norm())
         assert not torch.equal(value, expected[name])
 
@@ -122,7 +122,7 @@ def ranks_step_aside_for_a_second_batch(here):
     model, guard, optimizer = start(here, anchorhold.SOS(alpha=0.5, beta2=0.0, normalise=False))
     optimizer.zero_grad()
     loss(model, share(batch(0, SIZE), here.rank, here.size)).backward()
-    guard.observe_independent(loss(model, share(batch(1, SIZE), here.rank, here.size)))
+    guard.gradients.independent(loss(model, share(batch(1, SIZE), here.rank, here.size)))
     optimizer.step()
     first, second = (gradients(net(), batch(seed, SIZE)) for seed in (0, 1))
     check(guard, {name: (first[name] - 0.5 * second[name]) ** 2 for name in first})
@@ -135,8 +135,8 @@ def ranks_are_refused_where_they_cannot_serve(here):
     def refused(message, measure=MEASURE, target=model):
         guard = anchorhold.Guard(target, measure)
         guard.attach(optimizer)
-        with pytest.raises(anchorhold.OrderError, match=message):
-            guard.observe_ranks(6)
+        with pytest.raises(anchorhold.errors.OrderError, match=message):
+            guard.gradients.ranks(6)
         guard.detach()
 
     refused("took no part in the step; those of all ranks do", anchorhold.SIU())
@@ -151,27 +151,27 @@ def ranks_are_missed_where_they_were_not_seen(here):
     data = share(batch(0, SIZE), here.rank, here.size)
     with model.no_sync():
         loss(model, data).backward()
-    with pytest.raises(anchorhold.OrderError, match="has not been averaged over the ranks"):
+    with pytest.raises(anchorhold.errors.OrderError, match="has not been averaged over the ranks"):
         optimizer.step()
     optimizer.zero_grad()
     for _ in range(2):
         loss(model, data).backward()
-    with pytest.raises(anchorhold.OrderError, match="averaged more than once"):
+    with pytest.raises(anchorhold.errors.OrderError, match="averaged more than once"):
         optimizer.step()
     optimizer.zero_grad(set_to_none=False)
     loss(model, data).backward()
-    guard.observe(loss(model, data))
-    with pytest.raises(anchorhold.OrderError, match="leave observe"):
+    guard.gradients.observe(loss(model, data))
+    with pytest.raises(anchorhold.errors.OrderError, match="leave observe"):
         optimizer.step()
-    guard.restart_task()
+    guard.gradients.restart_task()
     optimizer.step()
     unknown = DistributedDataParallel(net())
     guard = anchorhold.Guard(unknown, anchorhold.SOS(alpha="unbiased"))
     optimizer = torch.optim.SGD(unknown.parameters(), lr=0.1)
     guard.attach(optimizer)
-    guard.observe_ranks()
+    guard.gradients.ranks()
     loss(unknown, data).backward()
-    with pytest.raises(anchorhold.ConfigurationError, match="how many samples"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="how many samples"):
         optimizer.step()
 
 
@@ -182,9 +182,9 @@ def ranks_need_not_zero_the_gradients_of_what_nobody_trains(here):
     guard = anchorhold.Guard(model, MEASURE, strength=0.0, protect="2.weight")
     optimizer = torch.optim.SGD(network[2].parameters(), lr=0.1)
     guard.attach(optimizer)
-    guard.observe_ranks(SIZE // here.size)
+    guard.gradients.ranks(SIZE // here.size)
     steps(here, model, optimizer, range(3))
-    assert guard.path.steps == 3
+    assert guard.gradients.path.steps == 3
     assert id(network[2].bias) not in guard._attachment.watcher.measures.rank_gradients._squares
 
 

@@ -19,12 +19,12 @@ OLD = [batch(50, SIZE)]
 def made(model, kind, rank=0, size=1):
     measures = {
         "RWalk": (anchorhold.RWalk(every=2), ()),
-        "ALASSO": (anchorhold.AsymmetricSI(measuring_factor=2.0), [anchorhold.Asymmetric(3.0)]),
+        "ALASSO": (anchorhold.measures.AsymmetricSI(measuring_factor=2.0), [anchorhold.holds.Asymmetric(3.0)]),
         "online-EWC": (anchorhold.OnlineEWC(decay=0.5), ()),
-        "A-GEM": ("SI", [anchorhold.AveragedGradient([share(old, rank, size) for old in OLD])]),
+        "A-GEM": ("SI", [anchorhold.holds.AveragedGradient([share(old, rank, size) for old in OLD])]),
     }
     measure, holds = measures[kind]
-    return anchorhold.Guard(model, measure, 0.5, holds=holds, from_scratch=True)
+    return anchorhold.Guard(model, measure, strength=0.5, holds=holds, from_scratch=True)
 
 
 def learned(model, kind, rank=0, size=1):
@@ -36,7 +36,7 @@ def learned(model, kind, rank=0, size=1):
         for seed in range(10 * task, 10 * task + 3):
             own = share(batch(seed, SIZE), rank, size)
             optimizer.zero_grad()
-            guard.observe_samples([own])
+            guard.gradients.samples([own])
             (loss(model, own) * (1 if kind != "A-GEM" or not task else -1)).backward()
             optimizer.step()
         guard.consolidate([share(batch(100 + task, SIZE), rank, size)])
@@ -67,13 +67,13 @@ def relatives_of_a_sharded_model(here):
         model = fully_shard(net(), mesh=init_device_mesh("cpu", (here.size,)))
         assert_alike(learned(model, kind, here.rank, here.size), model, kind)
     model = fully_shard(net(), mesh=init_device_mesh("cpu", (here.size,)))
-    with pytest.raises(anchorhold.ConfigurationError, match="'A-GEM' with a sharded model"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="'A-GEM' with a sharded model"):
         learned(model, "A-GEM", here.rank, here.size)
 
 
 def all_processes_consolidate_at_the_same_step(here):
-    guard = anchorhold.Guard(DistributedDataParallel(net()), "MAS", 1.0)
-    plateaus = anchorhold.Plateaus(window=2, mean=0.5, variance=0.1)
+    guard = anchorhold.Guard(DistributedDataParallel(net()), "MAS", strength=1.0)
+    plateaus = anchorhold.task_free.Plateaus(window=2, mean=0.5, variance=0.1)
     task_free = anchorhold.TaskFree(guard, plateaus=plateaus, hard=3)
     for step, value in enumerate([2.0, 0.1, 0.1, 0.1]):
         task_free.step(value + 0.2 * (2 * here.rank - 1), share(batch(step, SIZE), here.rank, here.size))

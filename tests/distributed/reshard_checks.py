@@ -17,6 +17,7 @@ from anchorhold import Distillation, Replay, Tolerance
 from anchorhold.integrations.hub import from_pretrained, save_pretrained
 from tests.distributed.problem import whole
 from tests.distributed.processes import all_equal
+from tests.helpers import grouped
 
 TOKENS = 6
 WAYS = {"rotated": ("DDP", "FSDP2"), "kronecker": ("HSDP",)}
@@ -67,7 +68,7 @@ def own(batches, rank, size):
 def made(model, form, text, rank, size, **options):
     batches = own(text.batches(8), rank, size)
     holds = [Replay(batches, share=0.25), Distillation(batches, 0.5)]
-    return anchorhold.Guard(model, anchorhold.Fisher(labels="true"), form=form, holds=holds, **options)
+    return anchorhold.Guard(model, anchorhold.Fisher(labels="true"), form=form, holds=holds, **grouped(**options))
 
 
 def train(model, optimizer, rank, size, steps):
@@ -125,8 +126,8 @@ def forms_with_all_holds_are_those_of_one_process(here):
         for spread in (ways(here)[way] for way in spreads):
             model = spread(Small())
             guard = learned(model, form, here.rank, here.size, **options)
-            assert len(guard.trace) == len(alike.trace)
-            for found, point in zip(guard.trace, alike.trace, strict=True):
+            assert len(guard.control.trace) == len(alike.trace)
+            for found, point in zip(guard.control.trace, alike.trace, strict=True):
                 assert found.kl == pytest.approx(point.kl, rel=1e-7, abs=1e-12)
                 assert found.strength == pytest.approx(point.strength, rel=1e-7)
             check_same(model, guard, expected, alike)
@@ -149,13 +150,13 @@ def forms_take_less_of_each_process(here):
     guard = learned(model, "rotated", here.rank, here.size, strength=1.0)
     kept = {key: tensor for key, tensor in guard.state_dict()["tensors"].items() if key.startswith("total/")}
     assert all(isinstance(tensor, DTensor) for tensor in kept.values())
-    matrices = [matrix.state().values() for matrix in whole_guard.matrices.values()]
+    matrices = [matrix.state().values() for matrix in whole_guard.held.matrices.values()]
     every = sum(tensor.numel() for tensors in matrices for tensor in tensors)
     assert sum(tensor.to_local().numel() for tensor in kept.values()) <= 0.5 * every  # of four, some rows left over
     if here.rank == 0:  # nobody else asks
         assert "rotated" in repr(guard)
         assert guard.importance["body.weight"].to_local().shape[0] < 10
-        assert float(guard.matrices["body.weight"].trace()) > 0
+        assert float(guard.held.matrices["body.weight"].trace()) > 0
 
 
 def forms_go_on_from_any_number_of_processes(here):
@@ -184,7 +185,9 @@ def forms_go_on_from_any_number_of_processes(here):
                 other = made(again, "rotated", text, rank, size, strength=1.0)
                 state = {"model": again.state_dict()}
                 if of == "folder":
-                    state["guard"] = other.blank_state_dict(checkpoint.FileSystemReader(folder).read_metadata())
+                    state["guard"] = anchorhold.guard.blank_state_dict(
+                        other, checkpoint.FileSystemReader(folder).read_metadata()
+                    )
                 checkpoint.load(state, checkpoint_id=folder, process_group=group, no_dist=pair is None)
                 again.load_state_dict(state["model"])
                 other.load(path) if of == "file" else other.load_state_dict(state["guard"])
@@ -202,7 +205,9 @@ def go_on(model, guard, rank, size):
 
 def forms_that_need_more_are_refused_at_once(here):
     model = ways(here)["FSDP2"](Small())
-    with pytest.raises(anchorhold.ConfigurationError, match=r"form='lowrank' with parameters.*'rotated', 'kronecker'"):
+    with pytest.raises(
+        anchorhold.errors.ConfigurationError, match=r"form='lowrank' with parameters.*'rotated', 'kronecker'"
+    ):
         anchorhold.Guard(model, "EWC", form="lowrank")
 
 

@@ -37,10 +37,10 @@ def check_as_alone(model, guard):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed runs several processes")
         expected = learned(alone)
-    assert len(guard.trace) == 7
-    every = [torch.tensor([point.kl, point.strength], dtype=torch.float64) for point in guard.trace]
+    assert len(guard.control.trace) == 7
+    every = [torch.tensor([point.kl, point.strength], dtype=torch.float64) for point in guard.control.trace]
     assert all_equal({"trace": torch.stack(every)})
-    for found, point in zip(guard.trace, expected.trace, strict=True):
+    for found, point in zip(guard.control.trace, expected.trace, strict=True):
         assert found.step == point.step
         assert math.isclose(found.kl, point.kl, rel_tol=1e-8, abs_tol=1e-12)
         assert math.isclose(found.strength, point.strength, rel_tol=1e-8)
@@ -73,7 +73,7 @@ def fsdp_a_tolerance_is_followed_as_by_one_process(here):
 def fsdp_inputs_that_processes_would_run_differently_are_refused(here):
     model = fully_shard(net(), mesh=init_device_mesh("cpu", (here.size,)))
     guard = anchorhold.Guard(model, anchorhold.Fisher())
-    with pytest.raises(anchorhold.BatchError, match=r"The processes give \[1, 2\] batches to be kept"):
+    with pytest.raises(anchorhold.errors.BatchError, match=r"The processes give \[1, 2\] batches to be kept"):
         guard.keep(KEPT[: here.rank + 1])
     assert not guard.kept
 
@@ -87,7 +87,9 @@ def ddp_ranks_that_keep_other_sets_are_refused(here):
     guard.attach(optimizer)
     before = weights(model)
     loss(model, batch(0)).backward()
-    with pytest.raises(anchorhold.ConfigurationError, match=r"ranks disagree on the kept sets.*the step was not taken"):
+    with pytest.raises(
+        anchorhold.errors.ConfigurationError, match=r"ranks disagree on the kept sets.*the step was not taken"
+    ):
         optimizer.step()
     for name, value in model.named_parameters():
         assert torch.equal(value, before[name])
@@ -98,7 +100,7 @@ def ddp_what_one_rank_cannot_keep_none_keeps(here):
     guard = anchorhold.Guard(model, anchorhold.Fisher())
     x = batch(0)[0]
     spoilt = x.clone().fill_(torch.nan) if here.rank else x
-    with pytest.raises(anchorhold.NotFiniteError, match="so nothing was kept"):
+    with pytest.raises(anchorhold.errors.NotFiniteError, match="so nothing was kept"):
         guard.keep([spoilt])
     assert not guard.kept
 

@@ -15,6 +15,7 @@ from tests.distributed.centre_checks import taught
 from tests.distributed.problem import whole
 from tests.distributed.processes import everyones
 from tests.guard.helpers import batch, net
+from tests.helpers import grouped
 
 EACH = [
     {"strength": {"0.*": 5.0, "*.bias": 0.25, "*": 1.0}},
@@ -25,7 +26,7 @@ EACH = [
 
 def learned(model, rank=0, size=1, **settings):
     """A guard with these strengths, after two tasks and a half."""
-    return taught(anchorhold.Guard(model, "EWC", from_scratch=True, **settings), model, rank, size)
+    return taught(anchorhold.Guard(model, "EWC", from_scratch=True, **grouped(**settings)), model, rank, size)
 
 
 def check(here, model, settings):
@@ -38,7 +39,7 @@ def check(here, model, settings):
     for name, value in expected.parameters.items():
         torch.testing.assert_close(whole(guard.parameters[name].detach()), value.detach(), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(whole(guard.penalty()), expected.penalty(), rtol=1e-8, atol=1e-12)
-    resumed = anchorhold.Guard(model, "EWC", **{k: v for k, v in settings.items() if "strength" not in k})
+    resumed = anchorhold.Guard(model, "EWC", **grouped(**{k: v for k, v in settings.items() if "strength" not in k}))
     resumed.load_state_dict(guard.state_dict())
     assert resumed.strength == guard.strength and resumed.relative_strength == guard.relative_strength
     torch.testing.assert_close(whole(resumed.penalty()), whole(guard.penalty()), rtol=0, atol=0)
@@ -56,7 +57,7 @@ def strengths_of_a_sharded_model(here):
 
 def strengths_that_differ_are_refused(here):
     model = DistributedDataParallel(net())
-    guard = anchorhold.Guard(model, "EWC", {"0.*": 1.0 + here.rank, "*": 3.0})
+    guard = anchorhold.Guard(model, "EWC", strength={"0.*": 1.0 + here.rank, "*": 3.0})
     with pytest.raises(anchorhold.AnchorholdError, match="the strength as it was given"):
         guard.consolidate([batch(0)])
 
@@ -68,7 +69,7 @@ def a_relative_strength_of_shared_importance(here):
         guard.consolidate([batch(here.rank)])
         folder, file = here.folder / f"shared{number}", here.folder / f"no_folder{number}"
         file.touch()
-        with pytest.raises(anchorhold.StateError, match="can be no folder"):
+        with pytest.raises(anchorhold.errors.StateError, match="can be no folder"):
             save_pretrained(guard, file, measured_from="noise")
         save_pretrained(guard, folder, measured_from="noise")
         distributed.barrier()

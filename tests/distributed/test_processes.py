@@ -47,11 +47,11 @@ def test_what_is_no_checkpoint_of_this_guard_is_refused(tmp_path):
     problem.save_checkpoint(tmp_path, net())
     metadata = checkpoint.FileSystemReader(tmp_path).read_metadata()
     guard = anchorhold.Guard(net(), anchorhold.SI())
-    with pytest.raises(anchorhold.StateError, match="no state of a Guard under 'mine'; it has guard"):
-        guard.blank_state_dict(metadata, "mine")
+    with pytest.raises(anchorhold.errors.StateError, match="no state of a Guard under 'mine'; it has guard"):
+        anchorhold.guard.blank_state_dict(guard, metadata, "mine")
     wide = anchorhold.Guard(torch.nn.Sequential(torch.nn.Linear(9, 9)), anchorhold.SI())
-    with pytest.raises(anchorhold.StateError, match=r"another model|does not know"):
-        wide.blank_state_dict(metadata)
+    with pytest.raises(anchorhold.errors.StateError, match=r"another model|does not know"):
+        anchorhold.guard.blank_state_dict(wide, metadata)
 
 
 def test_nothing_of_torch_distributed_is_needed(monkeypatch):

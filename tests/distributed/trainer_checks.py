@@ -34,7 +34,9 @@ def trained(here, kind, folder, **options):
     as_torchrun(here)
     model = gpt2()
     group = distributed.group.WORLD
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=50.0, watch=["SOS", "SI"], group=group)
+    guard = anchorhold.Guard(
+        model, anchorhold.Fisher(), strength=50.0, watch=["SOS", "SI"], options=anchorhold.GuardOptions(group=group)
+    )
     arguments = TrainingArguments(
         str(here.folder / folder),
         use_cpu=True,
@@ -54,8 +56,8 @@ def trained(here, kind, folder, **options):
 def assert_alike(guard, expected, tolerance):
     assert guard.tasks == expected.tasks == 1
     for label in expected.measures:
-        for name, value in expected.importance_of(label).items():
-            found = whole(guard.importance_of(label)[name])
+        for name, value in expected.held.of(label).items():
+            found = whole(guard.held.of(label)[name])
             torch.testing.assert_close(found, whole(value), rtol=tolerance, atol=tolerance * float(whole(value).max()))
     for name, value in expected.anchor.items():
         torch.testing.assert_close(whole(guard.anchor[name]), whole(value), rtol=0, atol=tolerance)
@@ -80,7 +82,9 @@ def a_rehearsal_that_one_process_cannot_do_is_left_out_by_all(here):
 
     def start(**options):
         model = gpt2()
-        guard = anchorhold.Guard(model, anchorhold.Fisher(), group=distributed.group.WORLD)
+        guard = anchorhold.Guard(
+            model, anchorhold.Fisher(), options=anchorhold.GuardOptions(group=distributed.group.WORLD)
+        )
         arguments = TrainingArguments(
             str(here.folder / "rehearsed"),
             use_cpu=True,
@@ -101,9 +105,9 @@ def a_rehearsal_that_one_process_cannot_do_is_left_out_by_all(here):
     trainer, guard = start(consolidate_at_end=refused)
     try:
         trainer.train()
-    except anchorhold.BatchError as error:  # one process refuses, and all of them stop
+    except anchorhold.errors.BatchError as error:  # one process refuses, and all of them stop
         assert "a single text" in str(error) and "after its first step" in "".join(error.__notes__)  # noqa: PT017
-        assert guard.path.steps == 1
+        assert guard.gradients.path.steps == 1
     else:
         raise AssertionError("Training went on")
 
@@ -115,7 +119,9 @@ def documents_of_packed_rows_are_counted_over_all_processes(here):
         "position_ids": torch.tensor([[place for row in rows for place in range(len(row))]]),
     }
     model = gpt2().eval()
-    guard = anchorhold.Guard(model, anchorhold.Fisher(samples=3), group=distributed.group.WORLD)
+    guard = anchorhold.Guard(
+        model, anchorhold.Fisher(samples=3), options=anchorhold.GuardOptions(group=distributed.group.WORLD)
+    )
     guard.rehearse([packed])
     assert guard.consolidate([packed])["EWC"].samples == 3
     first = [{"input_ids": torch.tensor([row])} for row in ((3, 4, 5), (6, 3), (5, 6))]

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import anchorhold
 from tests.distributed.problem import share, whole
 from tests.guard.helpers import batch
+from tests.helpers import grouped
 
 MEASURES = {"measure": anchorhold.Fisher(labels="true", samples=27), "watch": ["SOS"]}
 
@@ -32,23 +33,23 @@ def layer_by_layer(model, mesh):
 
 def expected(batches):
     """What one process finds."""
-    guard = anchorhold.Guard(deep(), **MEASURES)
+    guard = anchorhold.Guard(deep(), **grouped(**MEASURES))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed runs several processes")
-        guard.watch_only(batches)
+        guard.gradients.microbatches(batches)
     guard.consolidate()
     return guard
 
 
 def check(model, own, batches, **options):
-    guard = anchorhold.Guard(model, **MEASURES, **options)
-    guard.watch_only(own)
+    guard = anchorhold.Guard(model, **grouped(**MEASURES, **options))
+    guard.gradients.microbatches(own)
     found = guard.consolidate()
     alone = expected(batches)
     assert found["EWC-empirical"].samples == 27
     for label in ("EWC-empirical", "SOS"):
-        for name, value in alone.importance_of(label).items():
-            torch.testing.assert_close(whole(guard.importance_of(label)[name]), value, rtol=1e-10, atol=1e-15)
+        for name, value in alone.held.of(label).items():
+            torch.testing.assert_close(whole(guard.held.of(label)[name]), value, rtol=1e-10, atol=1e-15)
     return guard
 
 
@@ -57,7 +58,7 @@ def watching_ddp_ranks_have_micro_batches_of_their_own(here):
     x, y = batch(0, 2 * here.size + 1)
     own = [(x[n : n + 1], y[n : n + 1]) for n in range(here.rank, len(x), here.size)]  # one rank has one more
     guard = anchorhold.Guard(DistributedDataParallel(deep()), anchorhold.Fisher(labels="true"))
-    guard.watch_only(own)
+    guard.gradients.microbatches(own)
     guard.consolidate()
     for name, value in anchorhold.Fisher(labels="true").measure(deep(), [(x, y)]).items():
         torch.testing.assert_close(guard.importance[name], value, rtol=1e-10, atol=1e-15)
@@ -88,7 +89,7 @@ def watching_goes_on_from_a_file(here):
     mesh = init_device_mesh("cpu", (here.size,))
     own = [share(batch(seed, 2 * here.size), here.rank, here.size) for seed in range(2)]
     guard, again = (anchorhold.Guard(layer_by_layer(deep(), mesh), "EWC-empirical") for _ in range(2))
-    guard.watch_only(own)
+    guard.gradients.microbatches(own)
     guard.save(here.folder / "between.safetensors")
     with pytest.warns(anchorhold.AnchorholdWarning, match="with sharded weights, and whether the model's are the same"):
         again.load(here.folder / "between.safetensors")
@@ -97,7 +98,7 @@ def watching_goes_on_from_a_file(here):
     for name, value in guard.importance.items():
         assert torch.equal(value.to_local(), again.importance[name].to_local())
     drawing = anchorhold.Guard(layer_by_layer(deep(), mesh), "EWC-sampled")
-    drawing.watch_only(own)
+    drawing.gradients.microbatches(own)
     with pytest.warns(
         anchorhold.AnchorholdWarning, match="processes that draw labels each by itself, is without what was"
     ):
@@ -135,18 +136,18 @@ def watching_refuses_what_nobody_brings_together(here):
     model = deep()
     fully_shard(model[0], mesh=init_device_mesh("cpu", (here.size,)))
     guard = anchorhold.Guard(model, anchorhold.Fisher(labels="true"))
-    with pytest.raises(anchorhold.ModelError, match=r"'1\.0\.weight', which FSDP leaves as it is"):
-        guard.watch_only([batch(0)])
+    with pytest.raises(anchorhold.errors.ModelError, match=r"'1\.0\.weight', which FSDP leaves as it is"):
+        guard.gradients.microbatches([batch(0)])
     model = layer_by_layer(deep(), init_device_mesh("cpu", (here.size,)))
     guard = anchorhold.Guard(model, anchorhold.Fisher(labels="true"))
-    with pytest.raises(anchorhold.BatchError, match="a process that was given no batch at all"):
-        guard.watch_only([] if here.rank == 1 else [batch(0)])
+    with pytest.raises(anchorhold.errors.BatchError, match="a process that was given no batch at all"):
+        guard.gradients.microbatches([] if here.rank == 1 else [batch(0)])
     model[0].set_gradient_divide_factor(1.0)
-    with pytest.raises(anchorhold.OrderError, match="told to divide sums of gradients by 1"):
-        guard.watch_only([batch(0)])
+    with pytest.raises(anchorhold.errors.OrderError, match="told to divide sums of gradients by 1"):
+        guard.gradients.microbatches([batch(0)])
     model.set_requires_gradient_sync(False)
-    with pytest.raises(anchorhold.OrderError, match="told not to bring gradients together"):
-        guard.watch_only([batch(0)])
+    with pytest.raises(anchorhold.errors.OrderError, match="told not to bring gradients together"):
+        guard.gradients.microbatches([batch(0)])
     distributed.barrier()
 
 

@@ -17,7 +17,7 @@ from tests.guard.helpers import batch, loss, net
 
 def learned(model, form, rank=0, size=1):
     """Two tasks of two steps each, the second of them held."""
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), 0.5, form=form, decay=0.5, from_scratch=True)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=0.5, form=form, decay=0.5, from_scratch=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     for task in range(2):
@@ -36,12 +36,12 @@ def whole_network_of_a_ddp_model(here):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed runs several")
             expected = learned(net(), form)
-        assert guard.matrices.keys() == expected.matrices.keys()
-        for name, matrix in expected.matrices.items():
-            assert all_equal(guard.matrices[name].state())
+        assert guard.held.matrices.keys() == expected.held.matrices.keys()
+        for name, matrix in expected.held.matrices.items():
+            assert all_equal(guard.held.matrices[name].state())
             d = {key: torch.randn(p.shape, dtype=p.dtype) for key, p in expected.parameters.items()}
             for key, value in matrix.apply(d).items():
-                torch.testing.assert_close(guard.matrices[name].apply(d)[key], value, rtol=1e-8, atol=1e-12)
+                torch.testing.assert_close(guard.held.matrices[name].apply(d)[key], value, rtol=1e-8, atol=1e-12)
         for name, value in expected.anchor.items():
             torch.testing.assert_close(guard.anchor[name], value, rtol=1e-9, atol=1e-12)
 
@@ -50,7 +50,8 @@ def whole_network_of_a_sharded_model_is_refused(here):
     model = fully_shard(net(), mesh=init_device_mesh("cpu", (here.size,)))
     for form in ("dense", "lowrank"):
         with pytest.raises(
-            anchorhold.ConfigurationError, match=r"spread over processes.*Use DDP, or one of the forms 'diagonal'"
+            anchorhold.errors.ConfigurationError,
+            match=r"spread over processes.*Use DDP, or one of the forms 'diagonal'",
         ):
             anchorhold.Guard(model, anchorhold.Fisher(), form=form)
 

@@ -18,14 +18,14 @@ def held(measure, weights=torch.float32, state_dtype=None):
 def _held(measure, weights, state_dtype):
     model = nn.Linear(30, 5).to(weights)
     optimizer = torch.optim.Adam(model.parameters())
-    guard = anchorhold.Guard(model, measure, state_dtype=state_dtype)
+    guard = anchorhold.Guard(model, measure, options=anchorhold.GuardOptions(state_dtype=state_dtype))
     guard.attach(optimizer)
     x, y = torch.randn(8, 30, dtype=weights), torch.randint(0, 5, (8,))
     for _ in range(2):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
-        guard.observe_samples([(x, y)])
-        guard.observe_independent(nn.functional.cross_entropy(model(x + 1), y))
+        guard.gradients.samples([(x, y)])
+        guard.gradients.independent(nn.functional.cross_entropy(model(x + 1), y))
         optimizer.step()
         if not guard.tasks:
             guard.consolidate([(x, y)])

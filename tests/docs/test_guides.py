@@ -10,6 +10,7 @@ import anchorhold
 from anchorhold.engine.conventions import base, registered_conventions
 from anchorhold.engine.rules import RULES
 from tests.docs.pages import DOCS, blocks, page, run_page
+from tests.helpers import grouped
 
 TESTS = Path(__file__).parents[1]
 
@@ -42,10 +43,10 @@ def test_another_gradient():
 def test_choosing(capsys):
     scope = run_page("guides/choosing.md")
     guard, shown = scope["guard"], capsys.readouterr().out
-    assert guard.retention().is_within and guard.form.name == "rotated"
+    assert guard.retention().is_within and guard.options.form.name == "rotated"
     assert "kept set" in shown and "within the tolerance of 0.1" in shown
     for way in ("what_to_try_first", "what_a_search_found"):
-        anchorhold.Guard(scope["model"], anchorhold.Fisher(), form="rotated", **scope[way])
+        anchorhold.Guard(scope["model"], anchorhold.Fisher(), form="rotated", **grouped(**scope[way]))
 
 
 def test_recipes():
@@ -68,7 +69,7 @@ def test_beyond_the_diagonal(capsys):
 def test_adapters(capsys):
     pytest.importorskip("peft")
     scope = run_page("guides/adapters.md")
-    assert scope["guard"].space == scope["own"].space == "merged"
+    assert scope["guard"].options.space == scope["own"].options.space == "merged"
     assert "adapters by their merged weights" in capsys.readouterr().out
 
 
@@ -82,7 +83,7 @@ def test_importance_for_others(tmp_path, monkeypatch, capsys):
 def test_safe_at_any_strength():
     with pytest.warns(anchorhold.AnchorholdWarning, match="is far too much for this task"):
         scope = run_page("guides/safe-at-any-strength.md")
-    assert scope["guard"].implicit and scope["guard"].penalty().isfinite()
+    assert scope["guard"].options.implicit and scope["guard"].penalty().isfinite()
 
 
 def test_how_strong(capsys):
@@ -119,7 +120,7 @@ def test_everything_that_keeps(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     scope = run_page("guides/keeping.md")
     assert "beside it holds replay: a share of 0.125 of each step" in capsys.readouterr().out
-    assert scope["guard"].holds[0].last > 0
+    assert scope["guard"].options.holds[0].last > 0
 
 
 def test_new_classes_with_one_head():

@@ -40,7 +40,7 @@ def llama(width, within, layers, heads, key_heads, vocabulary):
 
 def test_its_code_runs():
     scope = run_page("guides/large-models.md")
-    assert scope["guard"].tasks == 2 and scope["guard"].form.name == "rotated16"
+    assert scope["guard"].tasks == 2 and scope["guard"].options.form.name == "rotated16"
 
 
 @pytest.mark.nightly
@@ -55,7 +55,9 @@ def test_the_bytes_are_those_that_a_guard_tells():
                 if told == "–":
                     continue
                 with warnings.catch_warnings(action="ignore"):
-                    guard = anchorhold.Guard(model, anchorhold.Fisher(), form=eval(form), state_dtype=dtype)
+                    guard = anchorhold.Guard(
+                        model, anchorhold.Fisher(), form=eval(form), options=anchorhold.GuardOptions(state_dtype=dtype)
+                    )
                 cost = guard.cost()
                 found = f"{cost.kept / cost.weights:.2f}", f"{cost.multiplications / cost.weights:,.0f}"
                 assert found == (told, multiplications), (size, form)

@@ -47,7 +47,7 @@ def test_a_fast_loop(tmp_path, monkeypatch):
     assert farthest(fast, trained(fast=False)[0]) < 1e-5  # as without kernels and recomputing
     assert farthest(fast, trained(fast=True, guarded=False)[0]) > 1e-3
 
-    guard = anchorhold.Guard(fast, anchorhold.Fisher(), strength=1.0, space="merged")
+    guard = anchorhold.Guard(fast, anchorhold.Fisher(), strength=1.0, options=anchorhold.GuardOptions(space="merged"))
     with pytest.warns(anchorhold.AnchorholdWarning, match=r"body.*were not called while importance was measured"):
         guard.consolidate(scope["old"])
 
@@ -70,21 +70,23 @@ def test_layers_that_are_run_again_within_backward_are_refused(tmp_path, monkeyp
     parameter = net.body.lora_A["default"].weight
     parameter.grad = before = torch.ones_like(parameter)
 
-    with pytest.raises(anchorhold.ModelError, match=r"lora_.*backward pass within the backward pass of Recomputed"):
+    with pytest.raises(
+        anchorhold.errors.ModelError, match=r"lora_.*backward pass within the backward pass of Recomputed"
+    ):
         anchorhold.Fisher().measure(model, [(tokens, targets)])
     guard = anchorhold.Guard(model, anchorhold.SOS(), from_scratch=True)
     guard.attach(torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
-    with pytest.raises(anchorhold.ModelError, match="within the backward pass"):
-        guard.observe(cross_entropy(model(tokens).transpose(1, 2), targets))
+    with pytest.raises(anchorhold.errors.ModelError, match="within the backward pass"):
+        guard.gradients.observe(cross_entropy(model(tokens).transpose(1, 2), targets))
     watching = anchorhold.Guard(model, anchorhold.Fisher(labels="true"), from_scratch=True)
-    with pytest.raises(anchorhold.ModelError, match="within the backward pass"):
-        watching.watch_only([(tokens, targets)])
+    with pytest.raises(anchorhold.errors.ModelError, match="within the backward pass"):
+        watching.gradients.microbatches([(tokens, targets)])
     replay = anchorhold.Replay([(tokens, targets)], strength=1.0)
     replaying = anchorhold.Guard(model, "fine-tune", holds=[replay])
     guard.detach()
     sgd = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     replaying.attach(sgd)
-    with pytest.raises(anchorhold.ModelError, match="within the backward pass"):
+    with pytest.raises(anchorhold.errors.ModelError, match="within the backward pass"):
         sgd.step()
     assert parameter.grad is before and bool((before == 1).all())
 
@@ -104,7 +106,7 @@ def test_torchtune(tmp_path):
         recipe = GuardedRecipe(cfg)
         recipe.setup(cfg)
         recipe.train()
-        assert recipe.guard.path.steps == 8
+        assert recipe.guard.gradients.path.steps == 8
     """
     start(program("torchtune", *(line.strip() for line in in_backward.splitlines())), tmp_path)
 

@@ -190,7 +190,7 @@ def test_a_model_that_takes_a_batch_and_none_of_its_parts():
 
     batch = (torch.randn(6, 3), torch.ones(6, 6))
     with pytest.raises(
-        anchorhold.ModelError, match=r"called with the 6 samples of this batch, and not with one or two"
+        anchorhold.errors.ModelError, match=r"called with the 6 samples of this batch, and not with one or two"
     ):
         anchorhold.Fisher().measure(Nodes(), [(batch, torch.zeros(6, dtype=torch.long))])
 
@@ -204,5 +204,5 @@ def test_a_model_that_fails_on_the_batch_itself_says_so_in_its_own_words():
 def test_an_exported_program_has_no_eval_mode():
     model = nn.Linear(3, 2)
     exported = torch.export.export(model, (torch.randn(4, 3),), dynamic_shapes=({0: torch.export.Dim("n", min=2)},))
-    with pytest.raises(anchorhold.ModelError, match="measure the module that it was made from"):
+    with pytest.raises(anchorhold.errors.ModelError, match="measure the module that it was made from"):
         anchorhold.Fisher().measure(exported.module(), [torch.randn(4, 3)])

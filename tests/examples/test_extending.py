@@ -179,7 +179,13 @@ def test_the_hold_to_the_start_pulls_as_its_formula_says(tmp_path, closure):
     module = loaded(HOLD)
     model, strength, pull = linear(), 2.0, 0.7
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = anchorhold.Guard(model, "EWC", strength, holds=[module.StartPoint(pull)], implicit=False)
+    guard = anchorhold.Guard(
+        model,
+        "EWC",
+        strength=strength,
+        holds=[module.StartPoint(pull)],
+        options=anchorhold.GuardOptions(implicit=False),
+    )
     guard.attach(optimizer)
     began = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     losses(model, 1).backward()

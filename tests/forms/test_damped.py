@@ -14,7 +14,7 @@ FORMS = ["diagonal", "rotated", "kronecker", "dense"]
 def matrices(form):
     guard = anchorhold.Guard(net(), anchorhold.Fisher(), form=form)
     guard.consolidate([batch(0)])
-    return guard.matrices
+    return guard.held.matrices
 
 
 def as_dense(apply, shapes):

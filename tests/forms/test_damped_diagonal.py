@@ -28,7 +28,7 @@ def test_the_pull_is_that_of_importance_and_a_share_of_its_mean(tmp_path):
     omega = damped(plain.importance)
     for name, value in plain.importance.items():
         assert torch.equal(guard.importance[name], value)  # as measured
-        torch.testing.assert_close(guard.held_importance[name], omega[name], rtol=1e-12, atol=0)
+        torch.testing.assert_close(guard.held.importance[name], omega[name], rtol=1e-12, atol=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}

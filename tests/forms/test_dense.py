@@ -64,7 +64,7 @@ def test_every_verb_is_that_of_the_matrix(damping):
     h += damping * h.trace() / len(h) * torch.eye(len(h), dtype=h.dtype)
     guard = guarded(model, Dense(damping=damping))
     move(model)
-    assert_verbs_are_those_of(guard.matrices["network"], h, *displacement(guard, model))
+    assert_verbs_are_those_of(guard.held.matrices["network"], h, *displacement(guard, model))
 
 
 def test_tasks_are_added_exactly():
@@ -74,7 +74,7 @@ def test_tasks_are_added_exactly():
     move(model)
     second = brute_force(model)
     guard.consolidate(data())
-    torch.testing.assert_close(dense(guard.matrices["network"]), second + 0.5 * first, **CLOSE)
+    torch.testing.assert_close(dense(guard.held.matrices["network"]), second + 0.5 * first, **CLOSE)
 
 
 def test_of_a_linear_regression_it_is_that_of_its_inputs():
@@ -82,7 +82,7 @@ def test_of_a_linear_regression_it_is_that_of_its_inputs():
     x = torch.randn(30, 4, dtype=torch.float64)
     guard = anchorhold.Guard(model, anchorhold.Fisher(likelihood="gaussian"), form="dense")
     guard.consolidate([(x, x.sum(1, keepdim=True))])
-    torch.testing.assert_close(guard.matrices["network"].h, x.T @ x / 30, **CLOSE)
+    torch.testing.assert_close(guard.held.matrices["network"].h, x.T @ x / 30, **CLOSE)
 
 
 def test_it_sees_what_the_diagonal_does_not():
@@ -120,7 +120,7 @@ def test_a_model_that_grows_too_large_is_refused_and_the_guard_stays_as_it_was()
     with pytest.raises(ConfigurationError, match="55 × 55"):
         guard.refresh()
     assert guard.parameters.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
-    assert guard.matrices["network"].block.length == 43
+    assert guard.held.matrices["network"].block.length == 43
 
 
 def test_settings_that_make_no_sense_are_refused():
@@ -145,13 +145,15 @@ def test_sixteen_bits_would_push_weights_away():
     rounded = torch.linalg.eigvalsh(h.bfloat16().double())
     assert float(rounded[0]) < -1e-4 * float(rounded[-1])
     with pytest.raises(ConfigurationError, match=r"bfloat16 with form='dense'.*'lowrank'"):
-        anchorhold.Guard(network(), anchorhold.Fisher(), form="dense", state_dtype=torch.bfloat16)
+        anchorhold.Guard(
+            network(), anchorhold.Fisher(), form="dense", options=anchorhold.GuardOptions(state_dtype=torch.bfloat16)
+        )
 
 
 def test_it_comes_back_from_its_tensors_and_not_from_others():
     model, form = network(), Dense()
     guard = guarded(model, form)
-    matrix, parameters = guard.matrices["network"], dict(model.named_parameters())
+    matrix, parameters = guard.held.matrices["network"], dict(model.named_parameters())
     assert torch.equal(form.restore(matrix.block, matrix.state(), parameters).h, matrix.h)
     for wrong in ({}, {"H": matrix.h[1:]}, {"U": matrix.h}):
         with pytest.raises(StateError, match=r"expected {'H': \(43, 43\)}"):

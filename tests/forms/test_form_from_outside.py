@@ -23,7 +23,7 @@ def _registered():
 @pytest.fixture(params=["mlp", "convolutions"])
 def guarded(request):
     model, x = network_and_inputs(request.param)
-    guard = anchorhold.Guard(model, "EWC", STRENGTH, form="units", decay=0.5)
+    guard = anchorhold.Guard(model, "EWC", strength=STRENGTH, form="units", decay=0.5)
     guard.consolidate([x])
     return model, x, guard
 
@@ -47,7 +47,7 @@ def moved(model):
 def test_every_method_is_that_of_the_formula(guarded):
     model, x, guard = guarded
     for name, s in mean_squares(model, x).items():
-        matrix, parameter = guard.matrices[name], dict(model.named_parameters())[name]
+        matrix, parameter = guard.held.matrices[name], dict(model.named_parameters())[name]
         torch.testing.assert_close(matrix.s, s, rtol=1e-10, atol=1e-14)
         q = s.repeat_interleave(parameter.numel() // len(s))
         d = torch.linspace(-1, 1, parameter.numel(), dtype=torch.float64)
@@ -73,12 +73,12 @@ def test_a_guard_sums_holds_saves_and_loads_it(guarded, tmp_path):
     guard.consolidate([x + 0.3])
     expected = {name: s + 0.5 * first[name] for name, s in mean_squares(model, x + 0.3).items()}
     for name, s in expected.items():
-        torch.testing.assert_close(guard.matrices[name].s, s, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(guard.held.matrices[name].s, s, rtol=1e-10, atol=1e-14)
     guard.save(tmp_path / "state")
-    loaded = anchorhold.Guard(model, "EWC", STRENGTH, form="units", decay=0.5)
+    loaded = anchorhold.Guard(model, "EWC", strength=STRENGTH, form="units", decay=0.5)
     loaded.load(tmp_path / "state")
-    for name, matrix in guard.matrices.items():
-        assert torch.equal(loaded.matrices[name].s, matrix.s) and loaded.matrices[name].shape == matrix.shape
+    for name, matrix in guard.held.matrices.items():
+        assert torch.equal(loaded.held.matrices[name].s, matrix.s) and loaded.held.matrices[name].shape == matrix.shape
     moved(model)
     penalty = sum(
         (expected[name].view(-1, *[1] * (p.ndim - 1)) * (p - guard.anchor[name]).square()).sum()
@@ -89,14 +89,14 @@ def test_a_guard_sums_holds_saves_and_loads_it(guarded, tmp_path):
 
 def test_a_state_of_another_network_is_refused(guarded):
     _, _, guard = guarded
-    matrix = next(iter(guard.matrices.values()))
+    matrix = next(iter(guard.held.matrices.values()))
     with pytest.raises(StateError, match="is of another model, or of another form"):
-        guard.form.restore(matrix.block, {"s": torch.ones(99)}, dict(guard.parameters))
+        guard.options.form.restore(matrix.block, {"s": torch.ones(99)}, dict(guard.parameters))
 
 
 def test_moving_it_keeps_what_is_no_tensor(guarded):
     _, _, guard = guarded
-    for matrix in guard.matrices.values():
+    for matrix in guard.held.matrices.values():
         single = matrix.to(dtype=torch.float32)
         assert single.s.dtype == torch.float32 and isinstance(single.shape, torch.Size) and single.shape == matrix.shape
         assert matrix.to(dtype=torch.float64) is matrix and single.block == matrix.block

@@ -56,14 +56,14 @@ def factors(model, x):
 
 def dense(guard, name):
     """Return the matrix of a block over its weights, row by row of [W b]."""
-    matrix = guard.matrices[name]
+    matrix = guard.held.matrices[name]
     return torch.kron(matrix.g, matrix.a)
 
 
 def joined(guard, model, name):
     parameters = dict(model.named_parameters())
-    d = {n: (parameters[n] - guard.anchor[n]).detach() for n in guard.matrices[name].block.parameters}
-    return guard.matrices[name]._joined(d).flatten()
+    d = {n: (parameters[n] - guard.anchor[n]).detach() for n in guard.held.matrices[name].block.parameters}
+    return guard.held.matrices[name]._joined(d).flatten()
 
 
 def moved(model):
@@ -86,7 +86,7 @@ def test_rows_in_blocks_count_inputs_once():
     model, measure = network(), anchorhold.Fisher()
     form = ToyKronecker()
     whole, cut = (
-        anchorhold.SampleAccumulator(
+        anchorhold.engine.SampleAccumulator(
             model,
             measure.score,
             measure.phi,
@@ -119,13 +119,13 @@ def test_a_step_is_held_by_the_dense_matrix(closure):
         return value
 
     task = dict(zip(before, torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters())), strict=True))
-    pulls = {name: 2 * STRENGTH * dense(guard, name) @ joined(guard, model, name) for name in guard.matrices}
+    pulls = {name: 2 * STRENGTH * dense(guard, name) @ joined(guard, model, name) for name in guard.held.matrices}
     if closure:
         optimizer.step(loss)
     else:
         loss()
         optimizer.step()
-    for name, matrix in guard.matrices.items():
+    for name, matrix in guard.held.matrices.items():
         shape = matrix.g.shape[0], matrix.a.shape[0]
         for parameter, pull in matrix._cut(pulls[name].view(shape)).items():
             expected = before[parameter] - 0.1 * (task[parameter] + pull)
@@ -136,11 +136,13 @@ def test_the_penalty_is_the_quadratic_form_and_its_gradient_is_the_pull():
     model = network()
     guard = guarded(model)
     moved(model)
-    parts = [joined(guard, model, name) @ dense(guard, name) @ joined(guard, model, name) for name in guard.matrices]
+    parts = [
+        joined(guard, model, name) @ dense(guard, name) @ joined(guard, model, name) for name in guard.held.matrices
+    ]
     value = guard.penalty()
     torch.testing.assert_close(value, STRENGTH * sum(parts), rtol=1e-10, atol=0)
     found = dict(zip(dict(model.named_parameters()), torch.autograd.grad(value, list(model.parameters())), strict=True))
-    for name, matrix in guard.matrices.items():
+    for name, matrix in guard.held.matrices.items():
         pull = (2 * STRENGTH * dense(guard, name) @ joined(guard, model, name)).view(len(matrix.g), len(matrix.a))
         for parameter, expected in matrix._cut(pull).items():
             torch.testing.assert_close(found[parameter], expected, rtol=1e-10, atol=1e-12)
@@ -148,7 +150,7 @@ def test_the_penalty_is_the_quadratic_form_and_its_gradient_is_the_pull():
 
 def test_importance_is_the_diagonal_for_reading():
     guard = guarded(network())
-    for name, matrix in guard.matrices.items():
+    for name, matrix in guard.held.matrices.items():
         read = torch.cat([guard.importance[n].reshape(len(matrix.g), -1) for n in matrix.block.parameters], 1)
         torch.testing.assert_close(read.flatten(), dense(guard, name).diagonal())
 
@@ -157,7 +159,7 @@ def test_shrink_and_solve_are_those_of_the_dense_matrix():
     model = network()
     guard = guarded(model)
     moved(model)
-    for name, matrix in guard.matrices.items():
+    for name, matrix in guard.held.matrices.items():
         d, q = joined(guard, model, name), dense(guard, name)
         one = torch.eye(len(q), dtype=q.dtype)
         given = matrix._cut(d.view(len(matrix.g), len(matrix.a)))
@@ -171,11 +173,11 @@ def test_shrink_and_solve_are_those_of_the_dense_matrix():
 def test_a_second_task_is_added_with_its_trace():
     model = network()
     guard = guarded(model, decay=0.5)
-    first = {name: matrix.trace() for name, matrix in guard.matrices.items()}
+    first = {name: matrix.trace() for name, matrix in guard.held.matrices.items()}
     moved(model)
     alone = guarded(copy.deepcopy(model))
     guard.consolidate(data())
-    for name, matrix in guard.matrices.items():
+    for name, matrix in guard.held.matrices.items():
         torch.testing.assert_close(matrix.trace(), alone.matrices[name].trace() + 0.5 * first[name])
         torch.testing.assert_close(guard.anchor[matrix.block.parameters[0]], model.state_dict()[f"{name}.weight"])
 
@@ -210,7 +212,7 @@ def test_forgetting_a_part_lets_go_of_the_block():
         anchorhold.AnchorholdWarning, match=r"in one matrix with '0\.weight', so that nothing holds those"
     ):
         guard.forget("0.bias")
-    assert guard.matrices.keys() == {"2"} and "0.weight" in guard.anchor
+    assert guard.held.matrices.keys() == {"2"} and "0.weight" in guard.anchor
 
 
 def test_what_it_cannot_measure_leaves_everything_as_it_was():
@@ -238,7 +240,9 @@ def test_a_form_that_nobody_knows_is_told_with_those_that_are_near():
 def test_a_watching_measure_sees_the_tasks_gradient_alone():
     def path(strength):
         model = network()
-        guard = anchorhold.Guard(model, anchorhold.Fisher(), strength, form="toy-kronecker", watch=["SI", "SOS"])
+        guard = anchorhold.Guard(
+            model, anchorhold.Fisher(), strength=strength, form="toy-kronecker", watch=["SI", "SOS"]
+        )
         guard.consolidate(data())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # so that both see the same weights
         guard.attach(optimizer)
@@ -249,7 +253,7 @@ def test_a_watching_measure_sees_the_tasks_gradient_alone():
             grads = [p.grad.clone() for p in model.parameters()]
             optimizer.step()
             assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), grads, strict=True))
-        return guard.path.running["SOS"]["second_moment"]
+        return guard.gradients.path.running["SOS"]["second_moment"]
 
     without, held = path(0.0), path(50.0)
     assert all(torch.equal(without[name], held[name]) for name in without)

@@ -14,6 +14,7 @@ from anchorhold.engine.reductions import joined
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Block, Kronecker, KroneckerMatrix, SumMatrix
 from tests.forms.layer_networks import block_gradients, dense_of, network_and_inputs, parts
+from tests.helpers import grouped
 
 with warnings.catch_warnings():  # one of its libraries uses what torch has deprecated
     warnings.simplefilter("ignore")
@@ -26,7 +27,7 @@ AS_MEASURED = Kronecker(damping=0.0)
 
 
 def guarded(model, x, form=AS_MEASURED, **more):
-    guard = anchorhold.Guard(model, "EWC", form=form, **more)
+    guard = anchorhold.Guard(model, "EWC", form=form, **grouped(**more))
     guard.consolidate([x[:4], x[4:]])
     return guard
 
@@ -94,10 +95,10 @@ def test_a_layer_with_the_same_factors_twice_is_twice_the_product():
     model, x = network_and_inputs("mlp")
     for sums in SUMS:
         guard = guarded(model, x, Kronecker(sums=sums))
-        once = {name: dense_of(matrix) for name, matrix in guard.matrices.items()}
+        once = {name: dense_of(matrix) for name, matrix in guard.held.matrices.items()}
         guard.consolidate([x])
         for name, q in once.items():
-            torch.testing.assert_close(dense_of(guard.matrices[name]), 2 * q, rtol=1e-10, atol=1e-14)
+            torch.testing.assert_close(dense_of(guard.held.matrices[name]), 2 * q, rtol=1e-10, atol=1e-14)
 
 
 @given(random_matrices("nearest"), st.floats(0.1, 2))
@@ -140,7 +141,7 @@ def test_kept_sums_are_exact_and_others_say_how_far_they_are():
         guard = guarded(model, x, Kronecker(sums=sums, damping=0.0))
         for other in others:
             guard.consolidate([other])
-        for name, matrix in guard.matrices.items():
+        for name, matrix in guard.held.matrices.items():
             if sums == "exact":
                 assert isinstance(matrix, SumMatrix)
                 tasks = [dense_of(guarded(model, task).matrices[name]) for task in (x, *others)]

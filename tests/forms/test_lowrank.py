@@ -41,7 +41,7 @@ def exact_of(model, x):
 def measured(model, x, **settings):
     guard = anchorhold.Guard(model, anchorhold.Fisher(), form=LowRank(**settings))
     guard.consolidate([x])
-    return guard.matrices["network"]
+    return guard.held.matrices["network"]
 
 
 def cut(h, rank):
@@ -105,7 +105,7 @@ def test_every_verb_is_that_of_the_matrix(damping):
     guard = guarded(model, LowRank(rank=6, damping=damping, iterations=60))
     move(model)
     q = cut(h, 6) + damping * h.trace() / len(h) * torch.eye(len(h), dtype=h.dtype)
-    matrix = guard.matrices["network"]
+    matrix = guard.held.matrices["network"]
     torch.testing.assert_close(dense(matrix), q, rtol=1e-8, atol=1e-9)
     assert_verbs_are_those_of(matrix, dense(matrix), *displacement(guard, model))
 
@@ -114,12 +114,12 @@ def test_every_verb_is_that_of_the_matrix(damping):
 def test_a_sum_is_cut_to_what_is_nearest(decay):
     model = network()
     guard = guarded(model, LowRank(rank=7), decay=decay)
-    first = dense(guard.matrices["network"])
+    first = dense(guard.held.matrices["network"])
     move(model)
     second = dense(guarded(model, LowRank(rank=7)).matrices["network"])
-    traces = [float(brute_force(model).trace()), float(guard.matrices["network"].total_trace)]
+    traces = [float(brute_force(model).trace()), float(guard.held.matrices["network"].total_trace)]
     guard.consolidate(data())
-    found = guard.matrices["network"]
+    found = guard.held.matrices["network"]
     assert found.u.shape == (43, 7)
     torch.testing.assert_close(dense(found), cut(second + decay * first, 7), **CLOSE)
     assert float(found.total_trace) == pytest.approx(traces[0] + decay * traces[1], rel=1e-12)
@@ -128,19 +128,19 @@ def test_a_sum_is_cut_to_what_is_nearest(decay):
 def test_a_sum_that_is_exact_keeps_all_directions():
     model = network()
     guard = guarded(model, LowRank(rank=7, sums="exact", damping=0.1), decay=0.5)
-    expected = dense(guard.matrices["network"])
+    expected = dense(guard.held.matrices["network"])
     for seed in (5, 6):
         move(model, seed=seed)
         alone = guarded(model, LowRank(rank=7, sums="exact", damping=0.1)).matrices["network"]
         guard.consolidate(data())
         expected = dense(alone) + 0.5 * expected
-        torch.testing.assert_close(dense(guard.matrices["network"]), expected, **CLOSE)
-    assert guard.matrices["network"].u.shape == (43, 21)
+        torch.testing.assert_close(dense(guard.held.matrices["network"]), expected, **CLOSE)
+    assert guard.held.matrices["network"].u.shape == (43, 21)
     other = anchorhold.Guard(model, anchorhold.Fisher(), form=LowRank(rank=7, sums="exact", damping=0.1))
     other.load_state_dict(guard.state_dict())
-    torch.testing.assert_close(dense(other.matrices["network"]), expected, **CLOSE)
+    torch.testing.assert_close(dense(other.held.matrices["network"]), expected, **CLOSE)
     move(model)
-    assert_verbs_are_those_of(guard.matrices["network"], expected, *displacement(guard, model))
+    assert_verbs_are_those_of(guard.held.matrices["network"], expected, *displacement(guard, model))
 
 
 def test_it_says_how_much_of_the_trace_it_has():
@@ -161,7 +161,7 @@ def test_it_says_how_much_of_the_trace_it_has():
 def test_it_bears_sixteen_bits():
     model = network("branches")
     guard = guarded(model, LowRank(rank=9), state_dtype=torch.bfloat16)
-    matrix = guard.matrices["network"]
+    matrix = guard.held.matrices["network"]
     assert {tensor.dtype for tensor in matrix.state().values()} == {torch.bfloat16}
     q = dense(matrix.map(torch.Tensor.double))
     values = torch.linalg.eigvalsh((q + q.mT) / 2)
@@ -177,17 +177,17 @@ def test_a_network_without_gradients_has_directions_of_nothing():
         for parameter in model.parameters():
             parameter.zero_()
     guard = guarded(model, LowRank(rank=4), protect="0.*")
-    matrix = guard.matrices["network"]
+    matrix = guard.held.matrices["network"]
     assert not matrix.values.any() and matrix.is_finite and matrix.description == "low rank, 4 of 25 directions"
     d = {name: torch.ones_like(p) for name, p in guard.parameters.items()}
     assert not any(part.any() for part in matrix.solve(d).values())
     guard.consolidate(data())
-    assert guard.matrices["network"].is_finite
+    assert guard.held.matrices["network"].is_finite
 
 
 def test_an_iterator_cannot_be_gone_through_twice():
     guard = anchorhold.Guard(network(), anchorhold.Fisher(), form="lowrank")
-    with pytest.raises(anchorhold.BatchError, match="'lowrank' goes through the samples 2 times"):
+    with pytest.raises(anchorhold.errors.BatchError, match="'lowrank' goes through the samples 2 times"):
         guard.consolidate(iter(data()))
     once = anchorhold.Guard(network(), anchorhold.Fisher(), form=LowRank(iterations=1))
     once.consolidate(iter(data()))

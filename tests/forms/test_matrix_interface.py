@@ -27,9 +27,9 @@ FORMS = {
 def matrices(request):
     """Return matrices of a form, damped ones and sums of two among them."""
     model, x = network_and_inputs("mlp")
-    guard = anchorhold.Guard(model, "EWC", 1.0, form=FORMS[request.param])
+    guard = anchorhold.Guard(model, "EWC", strength=1.0, form=FORMS[request.param])
     guard.consolidate([x])
-    own = [matrix.to(dtype=torch.float64) for matrix in guard.matrices.values()]
+    own = [matrix.to(dtype=torch.float64) for matrix in guard.held.matrices.values()]
     return own + [add_damping(m, 0.3) for m in own] + [SumMatrix([m, m.scale(2.0)]) for m in own]
 
 

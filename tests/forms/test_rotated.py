@@ -10,6 +10,7 @@ from anchorhold.engine.reductions import Basis, joined
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Block, Rotated, RotatedMatrix, SumMatrix
 from tests.forms.layer_networks import NETWORKS, block_gradients, dense_of, network_and_inputs, parts
+from tests.helpers import grouped
 
 PHI = {"EWC": torch.square, "MAS": torch.abs, "AF": torch.abs}
 
@@ -18,7 +19,7 @@ AS_MEASURED = Rotated(damping=0.0)
 
 
 def guarded(model, x, measure="EWC", form=AS_MEASURED, **more):
-    guard = anchorhold.Guard(model, measure, form=form, **more)
+    guard = anchorhold.Guard(model, measure, form=form, **grouped(**more))
     guard.consolidate([x[:4], x[4:]])
     return guard
 
@@ -37,7 +38,7 @@ def in_basis(matrix, gradient):
 def test_s_is_the_mean_square_in_coordinates_that_are_orthonormal(kind):
     model, x = network_and_inputs(kind)
     guard = guarded(model, x)
-    layers = [matrix for matrix in guard.matrices.values() if matrix.block.is_matrix]
+    layers = [matrix for matrix in guard.held.matrices.values() if matrix.block.is_matrix]
     assert layers
     for matrix in layers:
         gradients = block_gradients(model, x, matrix.block)
@@ -176,10 +177,10 @@ def test_a_sum_has_the_exact_sums_diagonal_in_its_own_coordinates(made, decay):
 def test_a_second_task_is_measured_in_the_coordinates_of_both():
     model, x = network_and_inputs("mlp")
     guard = guarded(model, x)
-    first = guard.matrices
+    first = guard.held.matrices
     other = torch.randn_like(x)
     guard.consolidate([other])
-    for name, matrix in guard.matrices.items():
+    for name, matrix in guard.held.matrices.items():
         gradients = block_gradients(model, other, matrix.block)
         new = sum(weight * in_basis(matrix, gradient).square() for weight, gradient in gradients)
         old = first[name].diagonal_in_basis(matrix.basis)
@@ -194,10 +195,10 @@ def test_a_second_task_is_measured_in_the_coordinates_of_both():
 def test_the_same_task_twice_is_twice_the_importance():
     model, x = network_and_inputs("attention")
     guard = guarded(model, x)
-    once = {name: dense_of(m) for name, m in guard.matrices.items() if m.block.is_matrix}
+    once = {name: dense_of(m) for name, m in guard.held.matrices.items() if m.block.is_matrix}
     guard.consolidate([x])
     for name, q in once.items():
-        torch.testing.assert_close(dense_of(guard.matrices[name]), 2 * q, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(dense_of(guard.held.matrices[name]), 2 * q, rtol=1e-8, atol=1e-10)
 
 
 def test_kept_sums_are_exact():
@@ -205,7 +206,7 @@ def test_kept_sums_are_exact():
     other = torch.randn_like(x)
     guard = guarded(model, x, form=Rotated(sums="exact", damping=0.0), decay=0.5)
     guard.consolidate([other])
-    for name, matrix in guard.matrices.items():
+    for name, matrix in guard.held.matrices.items():
         assert isinstance(matrix, SumMatrix)
         expected = 0.5 * dense_of(guarded(model, x).matrices[name]) + dense_of(guarded(model, other).matrices[name])
         torch.testing.assert_close(dense_of(matrix), expected, rtol=1e-9, atol=1e-12)

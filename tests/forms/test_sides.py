@@ -18,7 +18,7 @@ NETWORKS = ["mlp", "along a sequence", "inputs first", "convolutions", "recurren
 
 
 def matrices_of(guard):
-    return [matrix for matrix in guard.matrices.values() if matrix.block.is_matrix]
+    return [matrix for matrix in guard.held.matrices.values() if matrix.block.is_matrix]
 
 
 def in_equal_blocks(factor):
@@ -113,9 +113,9 @@ def test_earlier_tasks_are_re_expressed_by_their_exact_diagonal():
     model, x = network_and_inputs("mlp")
     form = Rotated(outputs="lowrank", inputs="blocks", largest_block=LARGEST, rank=RANK)
     guard = guarded(model, x, form)
-    before = guard.matrices["0.weight"]
+    before = guard.held.matrices["0.weight"]
     guard.consolidate([x + 0.3])
-    after = guard.matrices["0.weight"]
+    after = guard.held.matrices["0.weight"]
     outputs, inputs = after.block.size
     u_g = after.basis.outputs
     rest = torch.eye(outputs, dtype=torch.float64) - u_g @ u_g.T
@@ -138,9 +138,9 @@ def test_16_bits_are_off_by_their_rounding_and_push_nothing_away(form):
     if not isinstance(form, str):
         exact = Kronecker(outputs="lowrank", rank=2)
     whole, rounded = guarded(model, x, exact), guarded(model, x, form)
-    for name, matrix in rounded.matrices.items():
+    for name, matrix in rounded.held.matrices.items():
         assert {tensor.dtype for tensor in matrix.state().values()} == {torch.bfloat16}
-        q, expected = dense_of(matrix.map(torch.Tensor.double)), dense_of(whole.matrices[name])
+        q, expected = dense_of(matrix.map(torch.Tensor.double)), dense_of(whole.held.matrices[name])
         assert float((q - expected).norm() / expected.norm()) < 0.02
         exactly = matrix.map(torch.Tensor.double)
         exactly.precision = "float32"  # without the rounding of products, which knows no sign
@@ -158,21 +158,21 @@ FORMS = [
 @pytest.mark.parametrize("form", FORMS, ids=[f"{type(f).__name__}-{f.outputs}-{f.inputs}-{f.bits}" for f in FORMS])
 def test_it_is_saved_and_loaded_as_it_was_and_its_cost_is_known_before(form, tmp_path):
     model, x = network_and_inputs("mlp")
-    guard = anchorhold.Guard(model, "EWC", 1.0, form=form)
+    guard = anchorhold.Guard(model, "EWC", strength=1.0, form=form)
     cost = guard.cost()
     guard.consolidate([x])
-    kept = [tensor for matrix in guard.matrices.values() for tensor in matrix.state().values()]
+    kept = [tensor for matrix in guard.held.matrices.values() for tensor in matrix.state().values()]
     assert cost.kept == sum(tensor.nbytes for tensor in [*kept, *guard.anchor.values()])
     guard.save(tmp_path / "guard.safetensors")
-    again = anchorhold.Guard(model, "EWC", 1.0, form=form)
+    again = anchorhold.Guard(model, "EWC", strength=1.0, form=form)
     again.load(tmp_path / "guard.safetensors")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1)
     assert float(again.penalty().detach()) == float(guard.penalty().detach()) > 0
     for one, other in itertools.pairwise((guard, again)):
-        for name, matrix in one.matrices.items():
-            assert all(torch.equal(t, other.matrices[name].state()[key]) for key, t in matrix.state().items())
+        for name, matrix in one.held.matrices.items():
+            assert all(torch.equal(t, other.held.matrices[name].state()[key]) for key, t in matrix.state().items())
 
 
 class Queries(torch.nn.Module):
@@ -193,12 +193,12 @@ def test_layers_that_see_the_same_inputs_keep_what_is_known_of_them_once(kind, t
     model, x = Queries().double(), torch.randn(8, 4, dtype=torch.float64)
     apart, shared = guarded(model, x, kind()), guarded(model, x, kind(share_inputs=True))
     key = "UA" if kind is Rotated else "A"
-    for name, matrix in shared.matrices.items():
-        expected = dense_of(apart.matrices[name])
+    for name, matrix in shared.held.matrices.items():
+        expected = dense_of(apart.held.matrices[name])
         torch.testing.assert_close(dense_of(matrix), expected, rtol=1e-9, atol=1e-12 * float(expected.abs().max()))
 
     def bases(guard):
-        return [guard.matrices[f"{name}.weight"].state()[key] for name in ("q", "k", "v", "head")]
+        return [guard.held.matrices[f"{name}.weight"].state()[key] for name in ("q", "k", "v", "head")]
 
     shared.save(tmp_path / "guard.safetensors")
     again = anchorhold.Guard(model, "EWC", form=kind(share_inputs=True))
@@ -206,13 +206,13 @@ def test_layers_that_see_the_same_inputs_keep_what_is_known_of_them_once(kind, t
     for guard in (shared, again):
         q, k, v, head = bases(guard)
         assert q is k is v is not head
-        distinct = {id(t): t for m in guard.matrices.values() for t in m.state().values()}.values()
+        distinct = {id(t): t for m in guard.held.matrices.values() for t in m.state().values()}.values()
         assert guard.cost().kept == sum(t.nbytes for t in [*distinct, *guard.anchor.values()])
     assert apart.cost().kept - shared.cost().kept == 2 * 8 * 25
-    before, own = shared.matrices["k.weight"], guarded(model, x + 0.3, kind()).matrices["k.weight"].trace()
+    before, own = shared.held.matrices["k.weight"], guarded(model, x + 0.3, kind()).matrices["k.weight"].trace()
     wanted = before.trace() + own
     shared.consolidate([x + 0.3])
-    torch.testing.assert_close(shared.matrices["k.weight"].trace(), wanted, rtol=1e-9, atol=0)
+    torch.testing.assert_close(shared.held.matrices["k.weight"].trace(), wanted, rtol=1e-9, atol=0)
     assert (len({id(basis) for basis in bases(shared)}) == 2) == (kind is Rotated)
 
 
@@ -243,7 +243,7 @@ def test_what_cannot_be_is_refused():
         Rotated(outputs="lowrank", rank=0)
     model, _ = network_and_inputs("mlp")
     with pytest.raises(ConfigurationError, match=r"Kronecker\(bits=16\)"):
-        anchorhold.Guard(model, "EWC", form="kronecker", state_dtype=torch.bfloat16)
+        anchorhold.Guard(model, "EWC", form="kronecker", options=anchorhold.GuardOptions(state_dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("form", ["rotated", "rotated16", "kronecker", "kronecker16"])

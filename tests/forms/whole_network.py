@@ -71,7 +71,7 @@ def guarded(model, form, measure=None, **settings):
 
 def displacement(guard, model, block="network"):
     """Return D of a block by parameter, and as a vector."""
-    parameters, matrix = dict(model.named_parameters()), guard.matrices[block]
+    parameters, matrix = dict(model.named_parameters()), guard.held.matrices[block]
     d = {name: (parameters[name] - guard.anchor[name]).detach() for name in matrix.block.parameters}
     return d, as_vector(matrix.block, d)
 

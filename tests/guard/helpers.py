@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import anchorhold
-from tests.helpers import network
+from tests.helpers import grouped, network
 
 net = partial(network, 4, 5, 3)
 
@@ -30,7 +30,7 @@ def train(model, optimizer, steps=3, seed=0):
 
 def consolidated(model, measure=None, strength=0.5, **options):
     """A guard that has consolidated once, from data, and a model that has since moved away from its anchor."""
-    guard = anchorhold.Guard(model, measure or anchorhold.Fisher(), strength=strength, **options)
+    guard = anchorhold.Guard(model, measure or anchorhold.Fisher(), strength=strength, **grouped(**options))
     guard.consolidate([batch(9)])
     with torch.no_grad():
         for parameter in model.parameters():

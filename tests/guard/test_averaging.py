@@ -8,6 +8,7 @@ from torch import nn
 
 import anchorhold
 from anchorhold.errors import ConfigurationError, OrderError
+from tests.helpers import grouped
 
 X = torch.linspace(-1, 1, 60).reshape(20, 3).sin()
 Y = torch.arange(20) % 2
@@ -16,7 +17,7 @@ Y = torch.arange(20) % 2
 def trained(dtype=torch.float32, **settings):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(dtype)
-    guard = anchorhold.Guard(model, "EWC", 1.0, "0.*", **settings)
+    guard = anchorhold.Guard(model, "EWC", strength=1.0, protect="0.*", **grouped(**settings))
     guard.consolidate([(X.to(dtype), Y)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     guard.attach(optimizer)
@@ -54,7 +55,7 @@ def test_guard_and_averaging_in_one_call():
 def test_a_task_that_is_refused_leaves_the_weights_as_they_were():
     model, guard = trained()
     after = model[0].weight.detach().clone()
-    with pytest.raises(anchorhold.BatchError):
+    with pytest.raises(anchorhold.errors.BatchError):
         guard.consolidate([(X, Y[:3])], share=0.5)
     assert torch.equal(model[0].weight, after) and guard.tasks == 1
 
@@ -87,13 +88,13 @@ def test_a_refused_task_gives_back_the_weights_of_layers_that_thawed_since():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     model[0].requires_grad_(False)
-    guard = anchorhold.Guard(model, "EWC", 1.0)
+    guard = anchorhold.Guard(model, "EWC", strength=1.0)
     guard.consolidate([(X, Y)])
     with torch.no_grad():
         model[2].weight.add_(1.0)
     model[0].requires_grad_(True)
     before = model[2].weight.detach().clone()
-    with pytest.raises(anchorhold.BatchError):
+    with pytest.raises(anchorhold.errors.BatchError):
         guard.consolidate([(X[:0], Y[:0])], share=0.5)
     assert torch.equal(model[2].weight, before)
 
@@ -109,13 +110,13 @@ def test_it_is_the_models_own_weights_that_move():
 def test_all_weights_move_or_none():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    guard = anchorhold.Guard(model, "EWC", 1.0)
+    guard = anchorhold.Guard(model, "EWC", strength=1.0)
     guard.consolidate([(X, Y)])
     with torch.no_grad():
         model[0].weight.add_(1.0)
     model[2].weight.data = torch.zeros(3, 4)
     before = model[0].weight.detach().clone()
-    with pytest.raises(anchorhold.ProtectError, match="was consolidated with shape"):
+    with pytest.raises(anchorhold.errors.ProtectError, match="was consolidated with shape"):
         guard.average(0.5)
     assert torch.equal(model[0].weight, before)
 

@@ -30,7 +30,9 @@ def test_a_head_that_is_added_later_is_taken_in():
 @pytest.mark.parametrize("implicit", [False, None])
 def test_a_parameter_that_is_frozen_stays_held_and_is_still_measured_from_data(implicit):
     model = net()
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=1.0, watch=["SOS"], implicit=implicit)
+    guard = anchorhold.Guard(
+        model, anchorhold.Fisher(), strength=1.0, watch=["SOS"], options=anchorhold.GuardOptions(implicit=implicit)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     train(model, optimizer)
@@ -52,7 +54,7 @@ def test_a_parameter_that_is_frozen_stays_held_and_is_still_measured_from_data(i
     optimizer.step()
     moved = before["0.weight"] + 1.0 - model[0].weight
     pull = 0.1 * 2 * guard.importance["0.weight"]
-    torch.testing.assert_close(moved, pull / (1 + pull) if guard.implicit else pull)
+    torch.testing.assert_close(moved, pull / (1 + pull) if guard.options.implicit else pull)
 
 
 def test_a_parameter_that_is_unfrozen_is_taken_in():
@@ -76,13 +78,13 @@ def test_a_parameter_that_changed_its_shape_is_refused_until_forgotten():
     guard.consolidate([batch(0)])
     kept = {name: value.clone() for name, value in guard.importance.items()}
     model[2] = nn.Linear(5, 7).double()
-    with pytest.raises(anchorhold.ProtectError, match=r"'2.weight' was consolidated with shape \(3, 5\)"):
+    with pytest.raises(anchorhold.errors.ProtectError, match=r"'2.weight' was consolidated with shape \(3, 5\)"):
         guard.consolidate([batch(0)])
     assert all(torch.equal(guard.importance[name], value) for name, value in kept.items())
     guard.forget("2.weight", "2.bias")
     guard.consolidate([batch(0)])
     assert guard.importance["2.weight"].shape == (7, 5)
-    with pytest.raises(anchorhold.ProtectError, match="not a protected parameter"):
+    with pytest.raises(anchorhold.errors.ProtectError, match="not a protected parameter"):
         guard.forget("nowhere")
 
 
@@ -117,7 +119,7 @@ def test_tied_weights_are_measured_and_held_as_one():
 @pytest.mark.parametrize("implicit", [False, None])
 def test_a_module_that_is_replaced_by_one_of_the_same_shape_is_followed(implicit):
     model = net()
-    guard = anchorhold.Guard(model, anchorhold.L2(), strength=0.5, implicit=implicit)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength=0.5, options=anchorhold.GuardOptions(implicit=implicit))
     guard.consolidate()
     model[0] = nn.Linear(4, 5).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -126,7 +128,7 @@ def test_a_module_that_is_replaced_by_one_of_the_same_shape_is_followed(implicit
     (0 * loss(model, batch(0))).backward()
     with pytest.warns(anchorhold.AnchorholdWarning, match="has other parameters than those that were consolidated"):
         optimizer.step()
-    pulled = 0.1 / 1.1 if guard.implicit else 0.1
+    pulled = 0.1 / 1.1 if guard.options.implicit else 0.1
     torch.testing.assert_close(model[0].weight, before - pulled * (before - guard.anchor["0.weight"]))
 
 
@@ -186,7 +188,9 @@ def test_the_penalty_refuses_a_layer_of_another_shape(in_place):
         model[2].weight.data, model[2].bias.data = wide.weight.data, wide.bias.data
     else:
         model[2] = wide
-    with pytest.raises(anchorhold.ProtectError, match=r"'2\.weight' was consolidated with shape \(3, 5\) and now has"):
+    with pytest.raises(
+        anchorhold.errors.ProtectError, match=r"'2\.weight' was consolidated with shape \(3, 5\) and now has"
+    ):
         guard.penalty()
     guard.forget("2.*")
     assert float(guard.penalty().detach()) == 0
@@ -203,9 +207,9 @@ def test_a_module_that_is_replaced_by_one_of_another_shape_within_its_first_task
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     train(model, optimizer)
-    assert torch.equal(guard.path.start["2.weight"], fresh)
-    assert guard.path.running["SI"]["path"]["2.weight"].shape == (7, 5)
-    assert guard.path.steps == 6
+    assert torch.equal(guard.gradients.path.start["2.weight"], fresh)
+    assert guard.gradients.path.running["SI"]["path"]["2.weight"].shape == (7, 5)
+    assert guard.gradients.path.steps == 6
     guard.consolidate()
     assert guard.importance["2.weight"].shape == (7, 5)
 
@@ -257,8 +261,8 @@ def test_an_independent_gradient_is_taken_of_what_was_just_unfrozen():
         for i in range(4):
             model[0].requires_grad_(i >= 2)
             optimizer.zero_grad()
-            guard.observe(loss(model, batch(20 + i)))
-            guard.observe_independent(loss(model, batch(10 + i)))
+            guard.gradients.observe(loss(model, batch(20 + i)))
+            guard.gradients.independent(loss(model, batch(10 + i)))
             loss(model, batch(i)).backward()
             optimizer.step()
 
@@ -305,7 +309,7 @@ def test_an_optimiser_of_frozen_parameters_may_come_with_others():
     model[0].requires_grad_(False)
     guard = anchorhold.Guard(model, anchorhold.SOS())
     body, head = (torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2))
-    with pytest.raises(anchorhold.OptimizerError, match="owns none of the 2 protected parameters"):
+    with pytest.raises(anchorhold.errors.OptimizerError, match="owns none of the 2 protected parameters"):
         guard.attach(body)
     guard.attach(body, head)
     train(model, head, steps=1)
@@ -338,13 +342,13 @@ def test_lazy_layers_are_refused_until_a_batch_has_run_through_them():
     }
     for name, call in calls.items():
         told = rf"{name}\(\) of a model with lazy.*'0\.weight' and 3 more are not initialised.*Run one batch"
-        with pytest.raises(anchorhold.OrderError, match=told):
+        with pytest.raises(anchorhold.errors.OrderError, match=told):
             call()
     model(batch(0)[0])
     for call in calls.values():
         call()
     train(model, optimizer)
-    assert guard.path.steps == 3
+    assert guard.gradients.path.steps == 3
 
 
 def test_weights_without_values_are_refused_until_they_are_loaded():
@@ -352,7 +356,7 @@ def test_weights_without_values_are_refused_until_they_are_loaded():
     model[2].to("meta")
     guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=1.0)
     for call in (guard.consolidate, guard.rehearse):
-        with pytest.raises(anchorhold.OrderError, match=r"\(\).*'2.weight' on the device 'meta'.*Load all"):
+        with pytest.raises(anchorhold.errors.OrderError, match=r"\(\).*'2.weight' on the device 'meta'.*Load all"):
             call([batch(0)])
     model.load_state_dict(loaded.state_dict(), assign=True)
     guard.consolidate([batch(0)])
@@ -373,7 +377,7 @@ def test_a_warning_that_is_an_error_leaves_nothing_attached():
         guard.attach(optimizer)
     before = model[0].weight.clone()
     train(model, optimizer, steps=1)
-    assert not torch.equal(model[0].weight, before) and not guard.path.steps
+    assert not torch.equal(model[0].weight, before) and not guard.gradients.path.steps
 
 
 def test_a_guard_whose_parameters_are_all_frozen_says_that_it_holds_nothing():
@@ -412,7 +416,7 @@ def test_a_model_that_is_frozen_as_a_whole_at_the_end_of_a_task_is_consolidated(
     torch.manual_seed(0)
     model, x = nn.Linear(3, 2), torch.randn(8, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = anchorhold.Guard(model, measure, 1.0)
+    guard = anchorhold.Guard(model, measure, strength=1.0)
     guard.attach(optimizer)
     model(x).square().mean().backward()
     optimizer.step()
@@ -421,16 +425,16 @@ def test_a_model_that_is_frozen_as_a_whole_at_the_end_of_a_task_is_consolidated(
     assert guard.anchor.keys() == {"weight", "bias"}
     guard.refresh()
     guard.load_state_dict(guard.state_dict())
-    with pytest.raises(anchorhold.ProtectError, match="No parameter of the model is trainable"):
-        anchorhold.Guard(model, measure, 1.0)
+    with pytest.raises(anchorhold.errors.ProtectError, match="No parameter of the model is trainable"):
+        anchorhold.Guard(model, measure, strength=1.0)
 
 
 def test_forgetting_a_name_that_is_not_there_forgets_none():
     model = nn.Linear(3, 2)
-    guard = anchorhold.Guard(model, "L2", 1.0)
+    guard = anchorhold.Guard(model, "L2", strength=1.0)
     guard.consolidate()
     with pytest.raises(
-        anchorhold.ProtectError, match="'wieght' is not a protected parameter, so nothing was forgotten"
+        anchorhold.errors.ProtectError, match="'wieght' is not a protected parameter, so nothing was forgotten"
     ):
         guard.forget("weight", "wieght")
     assert guard.anchor.keys() == {"weight", "bias"}
@@ -446,16 +450,16 @@ def test_parameters_are_forgotten_by_the_patterns_that_protect_takes():
 
 def test_a_pattern_that_matches_nothing_forgets_nothing_and_says_what_would():
     guard = consolidated(net())
-    with pytest.raises(anchorhold.ProtectError, match=r"'3\.\*' matches no protected parameter, so nothing was"):
+    with pytest.raises(anchorhold.errors.ProtectError, match=r"'3\.\*' matches no protected parameter, so nothing was"):
         guard.forget("2.*", "3.*")
-    with pytest.raises(anchorhold.ProtectError, match=r"'2' is not a protected parameter.*Did you mean '2\.\*'"):
+    with pytest.raises(anchorhold.errors.ProtectError, match=r"'2' is not a protected parameter.*Did you mean '2\.\*'"):
         guard.forget("2")
     assert guard.anchor.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
 def test_a_name_with_brackets_is_forgotten_by_itself():
     model = nn.ParameterDict({"a[b]": nn.Parameter(torch.ones(2)), "ab": nn.Parameter(torch.ones(2))})
-    guard = anchorhold.Guard(model, "L2", 1.0)
+    guard = anchorhold.Guard(model, "L2", strength=1.0)
     guard.consolidate()
     guard.forget("a[b]")
     assert guard.anchor.keys() == {"ab"}
@@ -464,7 +468,7 @@ def test_a_name_with_brackets_is_forgotten_by_itself():
 def test_names_that_are_given_as_a_list_are_refused_with_how_to_give_them():
     guard = consolidated(net())
     with pytest.raises(
-        anchorhold.ProtectError, match=r"forget\(\['2.weight'\]\): expected names or patterns, one after"
+        anchorhold.errors.ProtectError, match=r"forget\(\['2.weight'\]\): expected names or patterns, one after"
     ):
         guard.forget(["2.weight"])
     assert "2.weight" in guard.importance

@@ -52,8 +52,8 @@ def test_turns_find_what_one_pass_finds_within_the_bytes_that_were_given(form, s
         assert max(sums_at_once) <= most and len(sums_at_once) == 3 * passes
         assert found["EWC"].samples == 24 and found["MAS"].importance.keys() == found["EWC"].importance.keys()
         sums_at_once.clear()
-    for name, matrix in whole.matrices.items():
-        for one, other in zip(matrix.diagonal().values(), turned.matrices[name].diagonal().values(), strict=True):
+    for name, matrix in whole.held.matrices.items():
+        for one, other in zip(matrix.diagonal().values(), turned.held.matrices[name].diagonal().values(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
 
 
@@ -63,9 +63,9 @@ def test_what_a_turn_has_found_is_put_to_rest_before_the_next():
     for given in batches:
         whole.consolidate(given)
         turned.consolidate(given, within=max(block.measuring for block in turned.cost().blocks))
-    for name, matrix in turned.matrices.items():
+    for name, matrix in turned.held.matrices.items():
         assert {t.dtype for t in matrix.state().values()} == {torch.bfloat16}
-        torch.testing.assert_close(matrix.trace(), whole.matrices[name].trace(), rtol=0.02, atol=0)
+        torch.testing.assert_close(matrix.trace(), whole.held.matrices[name].trace(), rtol=0.02, atol=0)
 
 
 def test_what_was_measured_is_let_go_of_block_by_block_when_it_is_told(monkeypatch):
@@ -91,13 +91,16 @@ def test_what_was_measured_is_let_go_of_block_by_block_when_it_is_told(monkeypat
 
 def test_the_gradient_of_the_loss_is_of_all_layers():
     whole, turned = (
-        anchorhold.Guard(network(), "EWC", form="kronecker", anchor="mean", gradient_term=True) for _ in "ab"
+        anchorhold.Guard(
+            network(), "EWC", form="kronecker", anchor="mean", options=anchorhold.GuardOptions(gradient_term=True)
+        )
+        for _ in "ab"
     )
     given = [(x, torch.zeros(8, dtype=torch.long)) for x in data()]
     whole.consolidate(given)
     turned.consolidate(given, within=max(block.measuring for block in turned.cost().blocks))
-    for name, tilt in whole.tilt.items():
-        torch.testing.assert_close(turned.tilt[name], tilt, rtol=1e-10, atol=1e-14)
+    for name, tilt in whole.held.linear_term.items():
+        torch.testing.assert_close(turned.held.linear_term[name], tilt, rtol=1e-10, atol=1e-14)
 
 
 def test_what_cannot_be_within_is_refused_and_nothing_has_changed():
@@ -110,7 +113,7 @@ def test_what_cannot_be_within_is_refused_and_nothing_has_changed():
         anchorhold.Guard(network(), "EWC", form=Kronecker()).consolidate(iter(data()), within=2000)
     with pytest.raises(ConfigurationError, match="'diagonal', which has no layers to be measured in turns"):
         anchorhold.Guard(network(), "EWC").consolidate(data(), within=10_000)
-    assert not guard.matrices
+    assert not guard.held.matrices
 
 
 class Fork(nn.Module):
@@ -131,9 +134,9 @@ def test_layers_with_coordinates_in_common_keep_them_in_one_turn():
     for task, within in enumerate((max(most.values()), most["first.weight"] + most["second.weight"])):
         whole.consolidate(data(task))
         turned.consolidate(data(task), within=within)
-    assert turned.matrices["first.weight"].state()["UA"] is turned.matrices["second.weight"].state()["UA"]
-    for name, matrix in whole.matrices.items():
+    assert turned.held.matrices["first.weight"].state()["UA"] is turned.held.matrices["second.weight"].state()["UA"]
+    for name, matrix in whole.held.matrices.items():
         for key, tensor in matrix.state().items():
-            torch.testing.assert_close(turned.matrices[name].state()[key], tensor, rtol=1e-10, atol=1e-14)
+            torch.testing.assert_close(turned.held.matrices[name].state()[key], tensor, rtol=1e-10, atol=1e-14)
     with pytest.raises(ConfigurationError, match=f"'second.weight', which have the .* Give at least {within}"):
         turned.consolidate(data(), within=within - 1)

@@ -30,7 +30,7 @@ def test_state_on_the_processor_gives_what_state_on_the_gpu_gives(measure, state
 def test_a_form_on_the_processor_holds_as_on_the_gpu(form):
     model, _, _ = learned("EWC", device="cuda", form=form)
     other, here, _ = learned("EWC", device="cuda", form=form, state_device="cpu")
-    parts = [tensor for matrix in here.matrices.values() for tensor in matrix.state().values()]
+    parts = [tensor for matrix in here.held.matrices.values() for tensor in matrix.state().values()]
     assert all(tensor.is_pinned() for tensor in [*parts, *here.anchor.values()])
     for mine, its in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)

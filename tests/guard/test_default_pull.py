@@ -48,7 +48,7 @@ def same(one, other):
 @pytest.mark.parametrize("form", EVERY, ids=str)
 def test_sgd_is_pulled_after_its_steps(form):
     found, guard = run(sgd, form=form)
-    assert guard.implicit is True and ", pulling after steps" in repr(guard) and guard.cost().implicit
+    assert guard.options.implicit is True and ", pulling after steps" in repr(guard) and guard.cost().implicit
     assert same(found, run(sgd, form=form, implicit=True)[0])
     assert not same(found, run(sgd, form=form, implicit=False)[0])
 
@@ -74,7 +74,7 @@ DIAGONAL = {
 @pytest.mark.parametrize(("make", "options"), DIAGONAL.values(), ids=DIAGONAL)
 def test_a_diagonal_is_pulled_after_every_kind_of_sgd(make, options):
     found, guard = run(make, **options)
-    assert guard.implicit is True and ", pulling after steps" in repr(guard)
+    assert guard.options.implicit is True and ", pulling after steps" in repr(guard)
     assert same(found, run(make, **options, implicit=True)[0])
     assert not same(found, run(make, **options, implicit=False)[0])
 
@@ -99,7 +99,7 @@ ELSEWHERE = {
 @pytest.mark.parametrize(("make", "options"), ELSEWHERE.values(), ids=ELSEWHERE)
 def test_everywhere_else_the_hold_is_in_the_gradient_as_it_was(make, options):
     found, guard = run(make, **options)
-    assert guard.implicit is False and ", pulling after steps" not in repr(guard)
+    assert guard.options.implicit is False and ", pulling after steps" not in repr(guard)
     assert same(found, run(make, **options, implicit=False)[0])
 
 
@@ -109,7 +109,7 @@ def test_folded_batch_norms_are_held_in_the_gradient(form):
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
     guard = anchorhold.Guard(model, "EWC", form=form, batch_norm="fold")
     guard.attach(sgd(model))
-    assert guard.implicit is False
+    assert guard.options.implicit is False
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,10 @@ def test_folded_batch_norms_are_held_in_the_gradient(form):
 def test_print_says_why_a_diagonal_is_held_in_the_gradient(make, why):
     model = net()
     guard = consolidated(model)
-    assert guard.implicit is None and "pulling after steps if they are SGD's" in repr(guard)
+    assert guard.options.implicit is None and "pulling after steps if they are SGD's" in repr(guard)
     optimizer = make(model)
     guard.attach(optimizer)
-    assert guard.implicit is False and f", pulling in the gradient {why}" in repr(guard)
+    assert guard.options.implicit is False and f", pulling in the gradient {why}" in repr(guard)
 
 
 def test_a_diagonal_of_16_bit_weights_is_held_in_the_gradient():
@@ -137,11 +137,11 @@ def test_a_diagonal_of_16_bit_weights_is_held_in_the_gradient():
     optimizer = sgd(model)
     guard.attach(optimizer)
     assert (
-        guard.implicit is False
+        guard.options.implicit is False
         and ", pulling in the gradient with weights of bfloat16, to which small pulls" in repr(guard)
     )
-    guard.implicit = True
-    assert guard.implicit is True
+    guard.options.implicit = True
+    assert guard.options.implicit is True
 
 
 def test_nothing_is_said_of_a_pull_where_there_is_no_importance():
@@ -178,7 +178,7 @@ def test_a_strength_that_destroys_the_explicit_run_does_not_by_default(form):
         with warnings.catch_warnings():
             warnings.simplefilter("error" if implicit is None else "ignore")
             warnings.filterwarnings("ignore", "strength=10000 is far too much for this task")
-            with contextlib.suppress(anchorhold.NotFiniteError):
+            with contextlib.suppress(anchorhold.errors.NotFiniteError):
                 train(model, optimizer, 40)
         ends.append(max(float((p - guard.anchor[name]).abs().max()) for name, p in weights(model).items()))
     assert ends[0] < 1 and not ends[1] < 1e6
@@ -192,23 +192,25 @@ def test_it_is_decided_by_attach_for_all_optimisers_together(form):
     model = net()
     guard = consolidated(model, form=form)
     assert (
-        guard.implicit is None and "pulling after steps if they are SGD's" in repr(guard) and not guard.cost().implicit
+        guard.options.implicit is None
+        and "pulling after steps if they are SGD's" in repr(guard)
+        and not guard.cost().implicit
     )
     watched = torch.optim.LBFGS(model.parameters())
     guard.attach(watched, hold=False)
-    assert guard.implicit is None
+    assert guard.options.implicit is None
     body, head = torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[2].parameters(), lr=0.2)
     guard.attach(body, head)
-    assert guard.implicit is True
+    assert guard.options.implicit is True
     other = torch.optim.Adam(model[2].parameters())
     guard.attach(other)
     why = "with Adam\n" if form == "diagonal" else "with Adam, which moves each weight"
-    assert guard.implicit is False and f", pulling in the gradient {why}" in repr(guard)
+    assert guard.options.implicit is False and f", pulling in the gradient {why}" in repr(guard)
     guard.attach(other, hold=False)
-    assert guard.implicit is True
+    assert guard.options.implicit is True
     guard.detach()
     guard.attach(of_all := adam(model))
-    assert guard.implicit is False and of_all is not None
+    assert guard.options.implicit is False and of_all is not None
 
 
 def test_a_layer_whose_parts_are_trained_apart_is_held_in_the_gradient():
@@ -216,7 +218,7 @@ def test_a_layer_whose_parts_are_trained_apart_is_held_in_the_gradient():
     guard = anchorhold.Guard(model, "EWC", form="rotated", from_scratch=True)  # no block is known yet
     kept = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
     guard.attach(*kept)
-    assert guard.implicit is False
+    assert guard.options.implicit is False
 
 
 def said_in_two_steps(network, optimizer, *, closure):
@@ -259,7 +261,7 @@ def test_rates_that_come_apart_are_told_of_and_then_it_is_in_the_gradient_for_go
         ends.append(weights(network))
     assert same(*ends)
     guard.attach(sgd(model))
-    assert guard.implicit is False and "implicit_is_open" not in guard.state_dict()
+    assert guard.options.implicit is False and "implicit_is_open" not in guard.state_dict()
 
 
 @pytest.mark.parametrize("closure", [False, True])
@@ -276,18 +278,18 @@ def test_a_momentum_that_comes_to_never_settle_is_told_of_and_then_it_is_in_the_
         said = said_in_two_steps(network, optimizer, closure=closure)
         assert sum("cannot any more with SGD of momentum=1" in each for each in said) == (network is model)
         ends.append(weights(network))
-    assert same(*ends) and guard.implicit is False
+    assert same(*ends) and guard.options.implicit is False
 
 
 def test_adapters_that_come_to_be_held_merged_are_held_in_the_gradient():
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(net(), peft.LoraConfig(target_modules=["0"], r=2, init_lora_weights=False))
     guard = anchorhold.Guard(model, "EWC", form="kronecker")
-    assert guard.space == "merged" and guard.implicit is False
+    assert guard.options.space == "merged" and guard.options.implicit is False
     guard.attach(torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
-    assert guard.implicit is False
-    with pytest.raises(anchorhold.ConfigurationError, match="merged weights, which take no steps of their own"):
-        guard.implicit = True
+    assert guard.options.implicit is False
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="merged weights, which take no steps of their own"):
+        guard.options.implicit = True
 
 
 def test_it_may_be_said_later():
@@ -295,18 +297,18 @@ def test_it_may_be_said_later():
     guard = consolidated(model, form="rotated")
     optimizer = adam(model)
     guard.attach(optimizer)
-    with pytest.raises(anchorhold.OptimizerError, match="with Adam, which moves each weight"):
-        guard.implicit = True
-    assert guard.implicit is False
+    with pytest.raises(anchorhold.errors.OptimizerError, match="with Adam, which moves each weight"):
+        guard.options.implicit = True
+    assert guard.options.implicit is False
     guard.attach(optimizer, hold=False)
     optimizer = sgd(model)
     guard.attach(optimizer)
-    assert guard.implicit is True
-    guard.implicit = False
+    assert guard.options.implicit is True
+    guard.options.implicit = False
     guard.attach(optimizer)
-    assert guard.implicit is False
-    guard.implicit = None
-    assert guard.implicit is True
+    assert guard.options.implicit is False
+    guard.options.implicit = None
+    assert guard.options.implicit is True
 
 
 # States
@@ -328,10 +330,10 @@ def test_a_task_that_is_resumed_in_its_middle_goes_on_exactly(form, make, first,
     its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for step in (first, "load" if first == "attach" else "attach"):
         other.load(tmp_path / "guard") if step == "load" else other.attach(its)
-        assert step == "attach" or other.implicit is (make is sgd)
+        assert step == "attach" or other.options.implicit is (make is sgd)
     train(model, optimizer, seed=5)
     train(twin, its, seed=5)
-    assert same(weights(model), weights(twin)) and other.implicit is guard.implicit
+    assert same(weights(model), weights(twin)) and other.options.implicit is guard.options.implicit
 
 
 @pytest.mark.parametrize("form", ["diagonal", "rotated"])
@@ -349,12 +351,12 @@ def test_a_state_of_an_earlier_version_goes_on_in_the_gradient(form, first):
         other.load_state_dict(state) if step == "load" else other.attach(its)
     train(model, optimizer)
     train(twin, its)
-    assert other.implicit is False and same(weights(model), weights(twin))
+    assert other.options.implicit is False and same(weights(model), weights(twin))
     other.consolidate([batch(3)])
     other.attach(its)
-    assert other.implicit is False and not {"implicit", "implicit_is_open"} & other.state_dict().keys()
-    other.implicit = None  # until somebody says otherwise
-    assert other.implicit is True
+    assert other.options.implicit is False and not {"implicit", "implicit_is_open"} & other.state_dict().keys()
+    other.options.implicit = None  # until somebody says otherwise
+    assert other.options.implicit is True
 
 
 @pytest.mark.parametrize("form", ["diagonal", "rotated"])
@@ -364,14 +366,16 @@ def test_what_was_told_is_not_overruled_by_a_state(form):
     assert state["implicit_is_open"] is True and "implicit" not in state
     for guard in (told, told_not):
         guard.load_state_dict(state)
-        assert guard.implicit is (guard is told)
+        assert guard.options.implicit is (guard is told)
     default.load_state_dict(told.state_dict())
-    assert default.implicit is True
-    with pytest.raises(anchorhold.StateError, match=r"this Guard has implicit=True\. .* set guard.implicit"):
+    assert default.options.implicit is True
+    with pytest.raises(
+        anchorhold.errors.StateError, match=r"this Guard has implicit=True\. .* set guard.options.implicit"
+    ):
         told.load_state_dict(told_not.state_dict())
-    with pytest.raises(anchorhold.StateError, match="implicit_is_open are 'yes'; expected true or false"):
+    with pytest.raises(anchorhold.errors.StateError, match="implicit_is_open are 'yes'; expected true or false"):
         default.load_state_dict({**state, "implicit_is_open": "yes"})
-    assert default.implicit is True
+    assert default.options.implicit is True
 
 
 def test_states_of_holds_in_the_gradient_are_as_they_were():

@@ -80,7 +80,7 @@ def test_measures_that_watch_see_what_they_would_see_alone():
         single.consolidate([batch(0)])
         for key, value in single.importance.items():
             torch.testing.assert_close(found[name].importance[key], value)
-            torch.testing.assert_close(guard.importance_of(name)[key], value)
+            torch.testing.assert_close(guard.held.of(name)[key], value)
 
 
 def test_watching_holds_nothing():
@@ -94,7 +94,7 @@ def test_watching_holds_nothing():
         train(twin, plain, seed=seed)
     for name, value in weights(twin).items():
         torch.testing.assert_close(weights(model)[name], value, rtol=0, atol=0)
-    assert float(guard.importance_of("mine")["0.weight"].max()) > 0
+    assert float(guard.held.of("mine")["0.weight"].max()) > 0
 
 
 def test_regression_with_any_scalar_loss():
@@ -137,9 +137,9 @@ def test_drawn_labels_differ_from_task_to_task_and_repeat_from_run_to_run():
 
 
 def test_names_are_those_of_the_list():
-    for name, measure in anchorhold.measures().items():
+    for name, measure in anchorhold.measures.default_measures().items():
         assert measure.name == name
-        assert anchorhold.measure(name) == measure
+        assert anchorhold.measures.measure(name) == measure
         assert measure.choose_when.endswith(".")
         assert ":math:" in type(measure).__doc__ or ".. math::" in type(measure).__doc__
 
@@ -158,8 +158,8 @@ def test_names_are_those_of_the_list():
         (lambda: anchorhold.Guard(net(), anchorhold.SOS), "with its parentheses"),
         (lambda: anchorhold.Guard(net(), "SOS", watch=["SOS"]), "Two measures are called 'SOS'"),
         (lambda: anchorhold.Guard(net(), "SOS", watch={"a/b": "SI"}), "'a/b'"),
-        (lambda: consolidated(net()).importance_of("SI"), "No measure is called 'SI' here"),
-        (lambda: anchorhold.measure("SI", dampnig=1), "Its settings are"),
+        (lambda: consolidated(net()).held.of("SI"), "No measure is called 'SI' here"),
+        (lambda: anchorhold.measures.measure("SI", dampnig=1), "Its settings are"),
         (lambda: anchorhold.SI(damping=0.0), "damping=0.0"),
         (lambda: anchorhold.SI(clamp="never"), "clamp='never'"),
         (lambda: anchorhold.SOS(beta2=1.0), "beta2=1.0"),
@@ -173,7 +173,7 @@ def test_names_are_those_of_the_list():
     ],
 )
 def test_settings_that_make_no_sense(make, message):
-    with pytest.raises(anchorhold.ConfigurationError, match=message):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=message):
         make()
 
 
@@ -182,24 +182,24 @@ def test_strength_can_be_set_but_not_to_nonsense():
     for four in (4, np.float32(4), np.int64(4)):
         guard.strength = four
         assert guard.strength == 4.0 and type(guard.strength) is float
-    unchanged(guard, lambda: setattr(guard, "strength", -2), anchorhold.ConfigurationError, "strength=-2")
+    unchanged(guard, lambda: setattr(guard, "strength", -2), anchorhold.errors.ConfigurationError, "strength=-2")
 
 
 def test_what_cannot_be_attached():
     model = net()
     guard = consolidated(model)
     other = torch.optim.SGD(net().parameters(), lr=0.1)
-    unchanged(guard, lambda: guard.attach(other), anchorhold.OptimizerError, "owns none of the 4 protected")
-    unchanged(guard, guard.attach, anchorhold.OptimizerError, "given no optimiser")
-    unchanged(guard, lambda: guard.attach(model), anchorhold.OptimizerError, "given a Sequential")
+    unchanged(guard, lambda: guard.attach(other), anchorhold.errors.OptimizerError, "owns none of the 4 protected")
+    unchanged(guard, guard.attach, anchorhold.errors.OptimizerError, "given no optimiser")
+    unchanged(guard, lambda: guard.attach(model), anchorhold.errors.OptimizerError, "given a Sequential")
     frozen = net().requires_grad_(False)
     adapter = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     held = anchorhold.Guard(frozen, "L2", protect="*")
-    unchanged(held, lambda: held.attach(adapter), anchorhold.OptimizerError, "All of them are frozen")
+    unchanged(held, lambda: held.attach(adapter), anchorhold.errors.OptimizerError, "All of them are frozen")
     climbing = torch.optim.SGD(model.parameters(), lr=0.1, maximize=True)
-    unchanged(guard, lambda: guard.attach(climbing), anchorhold.OptimizerError, "maximize=True")
+    unchanged(guard, lambda: guard.attach(climbing), anchorhold.errors.OptimizerError, "maximize=True")
     sparse = torch.optim.SparseAdam(model.parameters())
-    unchanged(guard, lambda: guard.attach(sparse), anchorhold.OptimizerError, "SparseAdam")
+    unchanged(guard, lambda: guard.attach(sparse), anchorhold.errors.OptimizerError, "SparseAdam")
 
 
 def test_a_sparse_gradient_is_refused():
@@ -210,7 +210,7 @@ def test_a_sparse_gradient_is_refused():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         guard.attach(optimizer)
         model(torch.tensor([1, 2])).sum().backward()
-        unchanged(guard, optimizer.step, anchorhold.OptimizerError, "sparse gradient")
+        unchanged(guard, optimizer.step, anchorhold.errors.OptimizerError, "sparse gradient")
         model.weight.grad = None
 
 
@@ -241,30 +241,37 @@ def test_a_second_guard_at_the_same_optimizer_is_warned_of():
 
 def test_what_is_no_model():
     model = net()
-    with pytest.raises(anchorhold.ConfigurationError, match=r"model=SGD: expected a torch.nn.Module"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"model=SGD: expected a torch.nn.Module"):
         anchorhold.Guard(torch.optim.SGD(model.parameters(), lr=0.1), "SOS")
 
 
 def test_calls_out_of_order():
     model = net()
     guard = anchorhold.Guard(model, "SI")
-    unchanged(guard, guard.consolidate, anchorhold.OrderError, "has seen no step")
-    unchanged(guard, lambda: guard.observe(loss(model, batch(0))), anchorhold.OrderError, r"observe\(\) before attach")
-    unchanged(guard, lambda: guard.observe_independent(loss(model, batch(0))), anchorhold.OrderError, "before attach")
+    unchanged(guard, guard.consolidate, anchorhold.errors.OrderError, "has seen no step")
     unchanged(
         guard,
-        lambda: guard.backward_halves(loss(model, batch(0)), loss(model, batch(1))),
-        anchorhold.OrderError,
+        lambda: guard.gradients.observe(loss(model, batch(0))),
+        anchorhold.errors.OrderError,
+        r"gradients.observe\(\) before attach",
+    )
+    unchanged(
+        guard, lambda: guard.gradients.independent(loss(model, batch(0))), anchorhold.errors.OrderError, "before attach"
+    )
+    unchanged(
+        guard,
+        lambda: guard.gradients.halves(loss(model, batch(0)), loss(model, batch(1))),
+        anchorhold.errors.OrderError,
         "before attach",
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     with torch.no_grad():
         value = loss(model, batch(0))
-    unchanged(guard, lambda: guard.observe(value), anchorhold.OrderError, "has no gradient")
+    unchanged(guard, lambda: guard.gradients.observe(value), anchorhold.errors.OrderError, "has no gradient")
     train(model, optimizer)
     guard.consolidate()
-    unchanged(guard, guard.consolidate, anchorhold.OrderError, "since the last consolidation")
+    unchanged(guard, guard.consolidate, anchorhold.errors.OrderError, "since the last consolidation")
 
 
 @pytest.mark.parametrize("measure", [anchorhold.SIU(), anchorhold.SIB(), anchorhold.SOS(alpha=1.0)])
@@ -275,12 +282,12 @@ def test_a_step_without_its_independent_gradient_is_refused_before_it_is_taken(m
     guard.attach(optimizer)
     loss(model, batch(0)).backward()
     before = weights(model)
-    unchanged(guard, optimizer.step, anchorhold.OrderError, "independent gradient before every step")
+    unchanged(guard, optimizer.step, anchorhold.errors.OrderError, "independent gradient before every step")
     assert all(torch.equal(before[name], value) for name, value in weights(model).items())
-    guard.observe_independent(loss(model, batch(1)))
+    guard.gradients.independent(loss(model, batch(1)))
     optimizer.step()
     loss(model, batch(0)).backward()
-    unchanged(guard, optimizer.step, anchorhold.OrderError, "independent gradient")  # each one serves once
+    unchanged(guard, optimizer.step, anchorhold.errors.OrderError, "independent gradient")  # each one serves once
 
 
 def test_unbiased_sos_asks_for_the_batch_size():
@@ -289,20 +296,20 @@ def test_unbiased_sos_asks_for_the_batch_size():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     loss(model, batch(0)).backward()
-    guard.observe_independent(loss(model, batch(1)))
+    guard.gradients.independent(loss(model, batch(1)))
     before = weights(model)
-    unchanged(guard, optimizer.step, anchorhold.ConfigurationError, "how many samples")
+    unchanged(guard, optimizer.step, anchorhold.errors.ConfigurationError, "how many samples")
     assert all(torch.equal(before[name], value) for name, value in weights(model).items())
 
 
 def test_data_that_is_missing():
     guard = consolidated(net())
-    unchanged(guard, guard.consolidate, anchorhold.BatchError, r"call consolidate\(batches\)")
-    unchanged(guard, lambda: guard.consolidate([]), anchorhold.BatchError, "there were no batches")
-    unchanged(guard, lambda: guard.consolidate(iter([])), anchorhold.BatchError, "used before")
+    unchanged(guard, guard.consolidate, anchorhold.errors.BatchError, r"call consolidate\(batches\)")
+    unchanged(guard, lambda: guard.consolidate([]), anchorhold.errors.BatchError, "there were no batches")
+    unchanged(guard, lambda: guard.consolidate(iter([])), anchorhold.errors.BatchError, "used before")
     empirical = consolidated(net(), anchorhold.Fisher(labels="true"))
     x, _ = batch(0)
-    unchanged(empirical, lambda: empirical.consolidate([x]), anchorhold.BatchError, "needs the true label")
+    unchanged(empirical, lambda: empirical.consolidate([x]), anchorhold.errors.BatchError, "needs the true label")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -316,7 +323,7 @@ def test_a_gradient_that_is_not_finite_stops_the_step(measure, bad):
     before = weights(model)
     loss(model, batch(0)).backward()
     model[2].weight.grad[0, 0] = bad
-    unchanged(guard, optimizer.step, anchorhold.NotFiniteError, r"gradient of '2.weight' .* at step 4")
+    unchanged(guard, optimizer.step, anchorhold.errors.NotFiniteError, r"gradient of '2.weight' .* at step 4")
     assert all(torch.equal(before[name], value) for name, value in weights(model).items())
     train(model, optimizer)
     guard.consolidate()
@@ -326,13 +333,15 @@ def test_importance_and_weights_that_are_not_finite_are_refused():
     model = net()
     guard = consolidated(model)
     x, y = batch(0)
-    unchanged(guard, lambda: guard.consolidate([(x * float("nan"), y)]), anchorhold.NotFiniteError, "outputs hold NaN")
+    unchanged(
+        guard, lambda: guard.consolidate([(x * float("nan"), y)]), anchorhold.errors.NotFiniteError, "outputs hold NaN"
+    )
     with torch.no_grad():
         model[0].bias[0] = float("inf")
     static = anchorhold.Guard(model, "L2")
-    unchanged(static, static.consolidate, anchorhold.NotFiniteError, "weights '0.bias' are not finite")
+    unchanged(static, static.consolidate, anchorhold.errors.NotFiniteError, "weights '0.bias' are not finite")
     magnitude = anchorhold.Guard(model, "magnitude")
-    unchanged(magnitude, magnitude.consolidate, anchorhold.NotFiniteError, "not finite")
+    unchanged(magnitude, magnitude.consolidate, anchorhold.errors.NotFiniteError, "not finite")
 
 
 def test_a_task_can_be_started_again():
@@ -341,8 +350,8 @@ def test_a_task_can_be_started_again():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     train(model, optimizer)
-    guard.restart_task()
-    with pytest.raises(anchorhold.OrderError):
+    guard.gradients.restart_task()
+    with pytest.raises(anchorhold.errors.OrderError):
         guard.consolidate()
 
 
@@ -373,8 +382,8 @@ def test_the_path_can_be_taken_over():
     guard.attach(optimizer)
     model(torch.randn(5, 3)).square().mean().backward()
     optimizer.step()
-    before = {name: state.clone() for name, state in guard.path.running["SOS"]["second_moment"].items()}
-    guard.path = guard.path
-    assert guard.path.steps == 1
+    before = {name: state.clone() for name, state in guard.gradients.path.running["SOS"]["second_moment"].items()}
+    guard.gradients.path = guard.gradients.path
+    assert guard.gradients.path.steps == 1
     found = guard.consolidate()
     assert all(torch.equal(found["SOS"].raw[name], state) for name, state in before.items())

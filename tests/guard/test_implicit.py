@@ -16,6 +16,7 @@ from anchorhold.guard.stepping import finite_checks, pulls
 from anchorhold.holds import base as hold_base
 from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 from tests.guard.sam import SAM
+from tests.helpers import grouped
 
 C = 0.7
 
@@ -110,7 +111,7 @@ def formula(form, make, reach, strength=C, steps=8, **options):
     """Train beside a guard by hand, and return the models of both."""
     model = net()
     guard = consolidated(model, strength=strength, form=form, implicit=True, **options)
-    matrices, anchor, tilt = guard.matrices, guard.anchor, guard.tilt
+    matrices, anchor, tilt = guard.held.matrices, guard.anchor, guard.held.linear_term
     twin = copy.deepcopy(model)
     optimizer, its = make(model.parameters()), make(twin.parameters())
     guard.attach(optimizer)
@@ -184,14 +185,20 @@ def test_a_hold_that_leans(kind):
 def test_in_other_forms_a_hold_that_leans_is_refused(form):
     """Rounding would make it lean along directions that nothing holds, by as much more as the strength is larger."""
     for leaning in ({"anchor": "mean"}, {"anchor": "mean", "gradient_term": True}):
-        with pytest.raises(anchorhold.ConfigurationError, match="which gives the hold a linear term"):
-            anchorhold.Guard(net(), "EWC", form=form, implicit=True, **leaning)
+        with pytest.raises(anchorhold.errors.ConfigurationError, match="which gives the hold a linear term"):
+            anchorhold.Guard(net(), "EWC", form=form, **grouped(implicit=True, **leaning))
 
 
 def test_a_hold_that_leans_does_so_by_each_patterns_own_strength():
     model = net()
     patterns = {"0.*": 0.0, "*": 10.0}
-    guard = anchorhold.Guard(model, "EWC", patterns, anchor="mean", gradient_term=True, implicit=True)
+    guard = anchorhold.Guard(
+        model,
+        "EWC",
+        strength=patterns,
+        anchor="mean",
+        options=anchorhold.GuardOptions(gradient_term=True, implicit=True),
+    )
     guard.consolidate([batch(0)])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     guard.attach(optimizer)
@@ -206,7 +213,9 @@ def test_a_hold_that_leans_does_so_by_each_patterns_own_strength():
 
 def test_a_refused_step_is_not_measured():
     model = net()
-    guard = anchorhold.Guard(model, "EWC", 1.0, form="rotated", implicit=True, watch=["SOS"])
+    guard = anchorhold.Guard(
+        model, "EWC", strength=1.0, form="rotated", options=anchorhold.GuardOptions(implicit=True), watch=["SOS"]
+    )
     guard.consolidate([batch(0)])
     groups = [{"params": [p], "lr": 0.1 * (i + 1)} for i, p in enumerate(model.parameters())]
     optimizer = torch.optim.SGD(groups, lr=0.1)
@@ -214,9 +223,9 @@ def test_a_refused_step_is_not_measured():
     for _ in range(2):
         optimizer.zero_grad()
         loss(model, batch(1)).backward()
-        with pytest.raises(anchorhold.OptimizerError, match="by different rates"):
+        with pytest.raises(anchorhold.errors.OptimizerError, match="by different rates"):
             optimizer.step()
-    assert guard.path.steps == 0
+    assert guard.gradients.path.steps == 0
     assert not any(float(t.abs().sum()) for t in guard._core.state.ledgers["SOS"].running["second_moment"].values())
 
 
@@ -262,7 +271,7 @@ def test_each_group_goes_by_its_own_rate_and_nothing_is_pulled_at_rate_0(groups,
 @pytest.mark.parametrize("make", [kind for kind, _ in REACHES.values()], ids=REACHES)
 def test_no_strength_is_too_much(make, strength, dtype):
     model = net(dtype=dtype)
-    guard = anchorhold.Guard(model, anchorhold.L2(), strength=strength, implicit=True)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength=strength, options=anchorhold.GuardOptions(implicit=True))
     guard.consolidate()
     optimizer = make(model.parameters())
     guard.attach(optimizer)
@@ -293,7 +302,9 @@ class Words(nn.Module):
 def test_a_weight_that_is_no_number_does_not_spread_over_its_layer(form, where, monkeypatch):
     torch.manual_seed(0)
     model = Words()
-    guard = anchorhold.Guard(model, "EWC", strength=1.0, form=form, implicit=where == "processor")
+    guard = anchorhold.Guard(
+        model, "EWC", strength=1.0, form=form, options=anchorhold.GuardOptions(implicit=where == "processor")
+    )
     guard.consolidate([torch.randint(0, 6, (8, 5))])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
@@ -312,7 +323,7 @@ def test_a_weight_that_is_no_number_does_not_spread_over_its_layer(form, where, 
 @pytest.mark.parametrize("form", ["rotated", "kronecker", "lowrank", "dense"])
 def test_nor_in_other_forms(form):
     model = net(dtype=torch.float32)
-    guard = anchorhold.Guard(model, "EWC", strength=1e30, form=form, implicit=True)
+    guard = anchorhold.Guard(model, "EWC", strength=1e30, form=form, options=anchorhold.GuardOptions(implicit=True))
     data = batch(9, n=40, dtype=torch.float32)
     guard.consolidate([data])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -368,7 +379,7 @@ def test_measures_see_the_optimisers_step_alone(kind):
             if network is twin:
                 for name, p in twin.named_parameters():
                     path[name] -= p.grad * (p.detach() - before[name])
-    for name, value in guard.path.running["SI"]["path"].items():
+    for name, value in guard.gradients.path.running["SI"]["path"].items():
         torch.testing.assert_close(value, path[name], rtol=1e-9, atol=1e-14)
 
 
@@ -376,7 +387,7 @@ def test_measures_see_the_optimisers_step_alone(kind):
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
 def test_a_step_that_a_scaler_skips_pulls_nothing(fused, kind):
     model = net(dtype=torch.float32)
-    guard = anchorhold.Guard(model, anchorhold.L2(), strength=1e3, implicit=True)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength=1e3, options=anchorhold.GuardOptions(implicit=True))
     guard.consolidate()
     with torch.no_grad():
         model[0].weight.add_(1.0)
@@ -400,7 +411,7 @@ def test_a_loss_scale_is_none_of_its_business(fused):
     for scale in (None, 1024.0):
         torch.manual_seed(1)
         model = net(dtype=torch.float32)
-        guard = anchorhold.Guard(model, anchorhold.L2(), strength=5.0, implicit=True)
+        guard = anchorhold.Guard(model, anchorhold.L2(), strength=5.0, options=anchorhold.GuardOptions(implicit=True))
         guard.consolidate()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=fused)
         guard.attach(optimizer)
@@ -441,7 +452,7 @@ def test_a_closure_is_given_the_tasks_loss_and_the_pull_comes_after():
 @pytest.mark.parametrize("kind", ["momentum", "Adam"])
 def test_what_has_no_gradient_is_pulled_all_the_same(kind):
     model = net()
-    guard = anchorhold.Guard(model, anchorhold.L2(), strength=1e3, implicit=True)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength=1e3, options=anchorhold.GuardOptions(implicit=True))
     guard.consolidate()
     with torch.no_grad():
         model[2].bias.add_(1.0)
@@ -458,7 +469,7 @@ def test_what_has_no_gradient_is_pulled_all_the_same(kind):
 def test_weights_of_16_bits_are_pulled_in_full_precision(dtype):
     torch.manual_seed(0)
     model = nn.Linear(4, 3).to(dtype)
-    guard = anchorhold.Guard(model, anchorhold.L2(), strength=2.0, implicit=True)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength=2.0, options=anchorhold.GuardOptions(implicit=True))
     guard.consolidate()
     with torch.no_grad():
         model.weight.add_(1.0)
@@ -474,14 +485,16 @@ def test_weights_of_16_bits_are_pulled_in_full_precision(dtype):
 
 
 def test_other_holds_go_on_as_they_are():
-    class Nudge(anchorhold.Hold):
+    class Nudge(anchorhold.holds.Hold):
         name = "nudge"
 
         def gradient(self, held):
             return {name: torch.ones_like(p) for name, p in held.parameters.items()}
 
     model = net()
-    guard = anchorhold.Guard(model, anchorhold.L2(), strength=2.0, holds=[Nudge()], implicit=True)
+    guard = anchorhold.Guard(
+        model, anchorhold.L2(), strength=2.0, holds=[Nudge()], options=anchorhold.GuardOptions(implicit=True)
+    )
     guard.consolidate()
     before = weights(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
@@ -531,7 +544,7 @@ def test_an_optimiser_whose_steps_are_not_known_is_refused(make):
     model = net()
     guard = consolidated(model, implicit=True)
     optimizer = make(model.parameters())
-    with pytest.raises(anchorhold.OptimizerError, match=r"implicit=True with .*implicit=False"):
+    with pytest.raises(anchorhold.errors.OptimizerError, match=r"implicit=True with .*implicit=False"):
         guard.attach(optimizer)
     guard.attach(optimizer, hold=False)  # which it may observe
     guard.attach(OwnAdam(model.parameters()))
@@ -540,7 +553,9 @@ def test_an_optimiser_whose_steps_are_not_known_is_refused(make):
 def test_a_rate_for_each_weight_is_refused_in_other_forms():
     model = net()
     guard = consolidated(model, form="rotated", implicit=True)
-    with pytest.raises(anchorhold.OptimizerError, match="in the form 'rotated' with Adam, which moves each weight"):
+    with pytest.raises(
+        anchorhold.errors.OptimizerError, match="in the form 'rotated' with Adam, which moves each weight"
+    ):
         guard.attach(torch.optim.Adam(model.parameters()))
     guard.attach(torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -558,7 +573,7 @@ def test_a_block_of_which_parts_go_differently_far_is_refused(how):
     if how == "frozen":
         bias.requires_grad_(False)
     before = weights(model)
-    with pytest.raises(anchorhold.OptimizerError, match=r"one matrix of '0.weight' by 0.1, '0.bias' by 0"):
+    with pytest.raises(anchorhold.errors.OptimizerError, match=r"one matrix of '0.weight' by 0.1, '0.bias' by 0"):
         optimizer.step()
     assert all(torch.equal(before[name], value) for name, value in weights(model).items())
     assert weight.grad is not None
@@ -567,7 +582,7 @@ def test_a_block_of_which_parts_go_differently_far_is_refused(how):
 def test_momentum_without_an_end_is_refused():
     model = net()
     guard = consolidated(model, implicit=True)
-    with pytest.raises(anchorhold.OptimizerError, match="momentum=1, whose steps never settle"):
+    with pytest.raises(anchorhold.errors.OptimizerError, match="momentum=1, whose steps never settle"):
         guard.attach(torch.optim.SGD(model.parameters(), lr=0.1, momentum=1.0))
 
 
@@ -580,8 +595,8 @@ def test_momentum_without_an_end_is_refused():
     ],
 )
 def test_what_cannot_be_is_refused(options, match):
-    with pytest.raises(anchorhold.ConfigurationError, match=match):
-        anchorhold.Guard(net(), "EWC", **options)
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=match):
+        anchorhold.Guard(net(), "EWC", **grouped(**options))
 
 
 # State
@@ -590,12 +605,12 @@ def test_what_cannot_be_is_refused(options, match):
 def test_a_guard_that_was_saved_goes_on_exactly(tmp_path):
     model = net()
     guard = consolidated(model, strength=C, watch=["SI"], implicit=True)
-    assert guard.implicit and "strength 0.7, pulling after steps" in repr(guard)
+    assert guard.options.implicit and "strength 0.7, pulling after steps" in repr(guard)
     guard.attach(optimizer := torch.optim.Adam(model.parameters(), lr=0.01))
     train(model, optimizer)
     guard.save(tmp_path / "guard")
     twin = copy.deepcopy(model)
-    other = anchorhold.Guard(twin, anchorhold.Fisher(), watch=["SI"], implicit=True)
+    other = anchorhold.Guard(twin, anchorhold.Fisher(), watch=["SI"], options=anchorhold.GuardOptions(implicit=True))
     other.load(tmp_path / "guard")
     its = torch.optim.Adam(twin.parameters(), lr=0.01)
     its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -608,15 +623,15 @@ def test_a_guard_that_was_saved_goes_on_exactly(tmp_path):
 def test_a_state_says_how_it_holds_only_where_that_is_not_usual():
     implicit, explicit = (consolidated(net(), implicit=how) for how in (True, False))
     assert "implicit" not in explicit.state_dict() and implicit.state_dict()["implicit"] is True
-    with pytest.raises(anchorhold.StateError, match="made with implicit=True; this Guard has implicit=False"):
+    with pytest.raises(anchorhold.errors.StateError, match="made with implicit=True; this Guard has implicit=False"):
         explicit.load_state_dict(implicit.state_dict())
-    with pytest.raises(anchorhold.StateError, match="made with implicit=False; this Guard has implicit=True"):
+    with pytest.raises(anchorhold.errors.StateError, match="made with implicit=False; this Guard has implicit=True"):
         implicit.load_state_dict(explicit.state_dict())
 
 
 def test_the_explicit_hold_says_at_its_first_step_what_would_do_instead():
     model = net()
-    guard = anchorhold.Guard(model, anchorhold.L2(), strength=1e3, implicit=False)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength=1e3, options=anchorhold.GuardOptions(implicit=False))
     guard.consolidate()
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     with pytest.warns(anchorhold.AnchorholdWarning, match=r"too much for SGD.*implicit=True"):

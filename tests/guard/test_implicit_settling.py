@@ -34,7 +34,7 @@ def test_steps_settle_where_loss_and_penalty_are_least_together(form, name):
     """At rates that are far from small, since step and pull go equally far for a gradient."""
     model, x, y = regression()
     optimizer = OPTIMISERS[name](model.parameters())
-    guard = anchorhold.Guard(model, "EWC", 3.0, form=form, implicit=True)
+    guard = anchorhold.Guard(model, "EWC", strength=3.0, form=form, options=anchorhold.GuardOptions(implicit=True))
     guard.consolidate([x[:5]])
     guard.attach(optimizer)
     for _ in range(STEPS):
@@ -53,7 +53,7 @@ def test_steps_settle_where_loss_and_penalty_are_least_together(form, name):
 def test_a_scalar_rate_under_adam_would_lead_elsewhere():
     """That the root of v is part of it is what makes the point above that of Ω, and not of Ω√v."""
     model, x, y = regression()
-    guard = anchorhold.Guard(model, "EWC", 3.0)
+    guard = anchorhold.Guard(model, "EWC", strength=3.0)
     guard.consolidate([x[:5]])
     optimizer = OPTIMISERS["Adam"](model.parameters())
     guard.attach(optimizer, hold=False)

@@ -18,6 +18,7 @@ from anchorhold.errors import (
     StateError,
 )
 from anchorhold.forms import Kronecker, Rotated
+from tests.helpers import grouped
 
 FORMS = ["rotated", "kronecker", Rotated(sums="exact"), Kronecker(sums="exact"), Kronecker(inputs="diagonal")]
 
@@ -46,7 +47,7 @@ def trained(model, guard, steps=3, seed=1):
 
 def two_tasks(form, **more):
     model = network()
-    guard = anchorhold.Guard(model, "EWC", 2.0, form=form, from_scratch=True, **more)
+    guard = anchorhold.Guard(model, "EWC", strength=2.0, form=form, from_scratch=True, **grouped(**more))
     guard.consolidate(data())
     trained(model, guard)
     guard.consolidate(data(7))
@@ -90,7 +91,7 @@ def test_a_state_goes_on_to_the_last_bit(form, tmp_path):
     model, guard = two_tasks(form)
     guard.save(tmp_path / "state")
     twin = copy.deepcopy(model)
-    other = anchorhold.Guard(twin, "EWC", 2.0, form=form)
+    other = anchorhold.Guard(twin, "EWC", strength=2.0, form=form)
     other.load(tmp_path / "state")
     for each, own in ((model, guard), (twin, other)):
         own.detach()
@@ -108,7 +109,7 @@ def test_a_state_of_another_network_or_form_is_refused_and_nothing_changes(form,
     other = anchorhold.Guard(wider, "EWC", form=form)
     with pytest.raises(StateError, match="another model"):
         other.load(tmp_path / "state")
-    assert other.tasks == 0 and not other.matrices
+    assert other.tasks == 0 and not other.held.matrices
     with pytest.raises(StateError, match="form="):
         anchorhold.Guard(network(), "EWC").load(tmp_path / "state")
     state = guard.state_dict()
@@ -122,12 +123,12 @@ def test_a_state_of_another_network_or_form_is_refused_and_nothing_changes(form,
 
 def test_what_is_not_finite_leaves_everything_as_it_was():
     _model, guard = two_tasks("rotated")
-    before, matrices = guard.penalty(), guard.matrices
+    before, matrices = guard.penalty(), guard.held.matrices
     ((x, y),) = data()
     with pytest.raises(NotFiniteError):
         guard.consolidate([(x * float("nan"), y)])
     assert guard.tasks == 2 and torch.equal(guard.penalty(), before)
-    assert all(guard.matrices[name] is matrix for name, matrix in matrices.items())
+    assert all(guard.held.matrices[name] is matrix for name, matrix in matrices.items())
 
 
 def test_batches_that_can_be_read_once_are_refused_before_they_are():
@@ -145,7 +146,7 @@ def test_a_bias_that_is_frozen_later_is_refused():
         guard.forget("0.bias")
     model[0].bias.requires_grad_(False)
     guard.consolidate(data())
-    assert guard.matrices["0.weight"].block.parameters == ("0.weight",)
+    assert guard.held.matrices["0.weight"].block.parameters == ("0.weight",)
     model[0].bias.requires_grad_(True)
     with pytest.raises(ProtectError, match=r"0\.weight.*forget"):
         guard.consolidate(data())
@@ -153,9 +154,11 @@ def test_a_bias_that_is_frozen_later_is_refused():
 
 def test_state_in_16_bits_and_elsewhere():
     model = network(torch.float32)
-    guard = anchorhold.Guard(model, "EWC", form="rotated", state_dtype=torch.bfloat16, state_device="cpu")
+    guard = anchorhold.Guard(
+        model, "EWC", form="rotated", options=anchorhold.GuardOptions(state_dtype=torch.bfloat16, state_device="cpu")
+    )
     guard.consolidate(data(dtype=torch.float32))
-    assert {t.dtype for matrix in guard.matrices.values() for t in matrix.state().values()} == {torch.bfloat16}
+    assert {t.dtype for matrix in guard.held.matrices.values() for t in matrix.state().values()} == {torch.bfloat16}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     with torch.no_grad():
@@ -167,7 +170,9 @@ def test_state_in_16_bits_and_elsewhere():
 
 def test_factors_in_16_bits_are_refused_since_they_would_be_indefinite():
     with pytest.raises(ConfigurationError, match=r"state_dtype=torch\.bfloat16.*kronecker"):
-        anchorhold.Guard(network(), "EWC", form="kronecker", state_dtype=torch.bfloat16)
+        anchorhold.Guard(
+            network(), "EWC", form="kronecker", options=anchorhold.GuardOptions(state_dtype=torch.bfloat16)
+        )
     vectors = torch.randn(100, 5)
     rounded = (vectors @ vectors.T).bfloat16().double()
     values = torch.linalg.eigvalsh(rounded)
@@ -204,14 +209,14 @@ def test_a_side_that_is_too_large_is_kept_as_it_is_and_told_once(side, layer):
         guard.consolidate([x])
     guard.consolidate([x])
     other = "outputs" if side == "inputs" else "inputs"
-    assert guard.matrices["0.weight"].description == f"rotated along its {other}"
+    assert guard.held.matrices["0.weight"].description == f"rotated along its {other}"
 
 
 def test_an_embeddings_rows_are_never_rotated_and_nothing_is_told_of_it():
     model = nn.Sequential(nn.Embedding(20, 3), nn.Flatten(), nn.Linear(6, 2)).double()
     guard = anchorhold.Guard(model, "EWC", form=Rotated(largest_side=8))
     guard.consolidate([torch.randint(20, (6, 2))])
-    assert guard.matrices["0.weight"].description == "rotated along its outputs"
+    assert guard.held.matrices["0.weight"].description == "rotated along its outputs"
 
 
 @pytest.mark.parametrize("form", ["diagonal", "rotated", "kronecker", Kronecker(inputs="diagonal")], ids=str)
@@ -219,19 +224,21 @@ def test_what_it_will_take_is_what_it_takes(form):
     guard = anchorhold.Guard(network(), "EWC", form=form)
     cost = guard.cost()
     guard.consolidate(data())
-    tensors = [t for matrix in guard.matrices.values() for t in matrix.state().values()]
+    tensors = [t for matrix in guard.held.matrices.values() for t in matrix.state().values()]
     assert cost.kept == 8 * sum(t.numel() for t in [*tensors, *guard.anchor.values()])
     assert cost.weights == sum(p.numel() for p in guard.parameters.values())
-    assert {block.name for block in cost.blocks} == guard.matrices.keys()
-    assert all(block.form == guard.matrices[block.name].description or "kron" in block.form for block in cost.blocks)
-    assert guard.form.name in repr(cost) and "0.weight" in repr(cost)
+    assert {block.name for block in cost.blocks} == guard.held.matrices.keys()
+    assert all(
+        block.form == guard.held.matrices[block.name].description or "kron" in block.form for block in cost.blocks
+    )
+    assert guard.options.form.name in repr(cost) and "0.weight" in repr(cost)
 
 
 def test_what_exact_sums_take_grows_with_the_tasks_and_is_counted():
     guard = anchorhold.Guard(network(), "EWC", form=Rotated(sums="exact"))
     for _ in range(2):
         guard.consolidate(data())
-    tensors = [t for matrix in guard.matrices.values() for t in matrix.state().values()]
+    tensors = [t for matrix in guard.held.matrices.values() for t in matrix.state().values()]
     assert guard.cost().kept == sum(t.nbytes for t in [*tensors, *guard.anchor.values()])
 
 
@@ -244,8 +251,10 @@ def test_running_states_are_counted(measure):
     for x, _ in data():
         model(x).square().sum().backward()
         optimizer.step()
-    states = [t for tensors in guard.path.running[next(iter(guard.measures))].values() for t in tensors.values()]
-    assert guard.cost().measuring == sum(t.nbytes for t in [*states, *guard.path.start.values()])
+    states = [
+        t for tensors in guard.gradients.path.running[next(iter(guard.measures))].values() for t in tensors.values()
+    ]
+    assert guard.cost().measuring == sum(t.nbytes for t in [*states, *guard.gradients.path.start.values()])
 
 
 @pytest.mark.parametrize("form", ["kronecker", "kronecker16"])
@@ -253,7 +262,9 @@ def test_running_states_are_counted(measure):
 def test_nothing_of_a_layers_size_is_kept_beside_kronecker_factors(form, implicit):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(37, 53), nn.ReLU(), nn.Linear(53, 4))
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), 0.5, form=form, implicit=implicit)
+    guard = anchorhold.Guard(
+        model, anchorhold.Fisher(), strength=0.5, form=form, options=anchorhold.GuardOptions(implicit=implicit)
+    )
     batch = torch.randn(16, 37), torch.randint(0, 4, (16,))
     guard.consolidate([batch])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01) if implicit else torch.optim.Adam(model.parameters())
@@ -274,10 +285,12 @@ def test_layers_without_outputs_or_inputs_are_no_matrices(form, implicit, tmp_pa
     model = nn.ModuleDict({"some": nn.Linear(4, 3), "no outputs": nn.Linear(4, 0), "no inputs": nn.Linear(0, 2)})
     parts = {"some": slice(4), "no outputs": slice(4), "no inputs": slice(0)}
     forward = lambda model, x: torch.cat([model[name](x[:, part]) for name, part in parts.items()], 1)  # noqa: E731
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), 0.5, form=form, implicit=implicit)
+    guard = anchorhold.Guard(
+        model, anchorhold.Fisher(), strength=0.5, form=form, options=anchorhold.GuardOptions(implicit=implicit)
+    )
     told = guard.cost().kept
     guard.consolidate([(torch.randn(8, 4), torch.arange(8) % 3)], forward=forward)
-    assert guard.matrices.keys() == {"some.weight", *(n for n in guard.parameters if n[:2] == "no")}
+    assert guard.held.matrices.keys() == {"some.weight", *(n for n in guard.parameters if n[:2] == "no")}
     assert guard.cost().kept == told
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
@@ -285,7 +298,9 @@ def test_layers_without_outputs_or_inputs_are_no_matrices(form, implicit, tmp_pa
     optimizer.step()
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     guard.save(tmp_path / "guard.safetensors")
-    again = anchorhold.Guard(model, anchorhold.Fisher(), 0.5, form=form, implicit=implicit)
+    again = anchorhold.Guard(
+        model, anchorhold.Fisher(), strength=0.5, form=form, options=anchorhold.GuardOptions(implicit=implicit)
+    )
     again.load(tmp_path / "guard.safetensors")
     assert torch.equal(again.penalty(), guard.penalty())
     assert float(again.penalty().detach()) > 0
@@ -293,9 +308,11 @@ def test_layers_without_outputs_or_inputs_are_no_matrices(form, implicit, tmp_pa
 
 def test_stability_is_judged_by_the_largest_eigenvalue():
     model = network()
-    guard = anchorhold.Guard(model, "EWC", 1.0, form="rotated", implicit=False)
+    guard = anchorhold.Guard(
+        model, "EWC", strength=1.0, form="rotated", options=anchorhold.GuardOptions(implicit=False)
+    )
     guard.consolidate(data())
-    most = max(float(matrix.largest_eigenvalue()) for matrix in guard.matrices.values())
+    most = max(float(matrix.largest_eigenvalue()) for matrix in guard.held.matrices.values())
     diagonal = max(float(omega.max()) for omega in guard.importance.values())
     assert most > 1.01 * diagonal  # else this would not tell one from the other
     guard.strength = 2 / (2 * 0.1 * most) * 1.005

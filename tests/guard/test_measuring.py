@@ -61,7 +61,7 @@ def test_asking_how_often_batches_can_be_read_draws_nothing():
     guard.consolidate(loader)
     drawn = torch.get_rng_state()
     torch.manual_seed(3)
-    for _ in range(guard.form.passes):
+    for _ in range(guard.options.form.passes):
         for _ in loader:
             pass
     assert torch.equal(drawn, torch.get_rng_state())

@@ -10,9 +10,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import anchorhold
-from anchorhold import Fisher, Guard, Kronecker, LowRank, Rotated
+from anchorhold import Fisher, Guard, GuardOptions, Kronecker, LowRank, Rotated
 from anchorhold.errors import ConfigurationError, StateError
 from tests.adapters.by_hand import Adapted, adapt, merged, networks
+from tests.helpers import grouped
 
 FORMS = {
     "diagonal": "diagonal",
@@ -84,7 +85,7 @@ def truth(matrices, weights, anchor, strength):
 
 def compared(model, inputs, form, tasks=1, start=lambda model: model):
     """Return a guard in merged space, and the penalty that a guard of the plain network comes to."""
-    guard = Guard(start(model), Fisher(), strength=0.7, form=form, space="merged")
+    guard = Guard(start(model), Fisher(), strength=0.7, form=form, options=GuardOptions(space="merged"))
     names = [f"{n}.weight" for n, m in model.named_children() if isinstance(m, Adapted)]
     other = None
     for task in range(tasks):
@@ -97,7 +98,7 @@ def compared(model, inputs, form, tasks=1, start=lambda model: model):
         other.consolidate([inputs])
         moved(model, seed=task + 1)
     anchor = {name: tensor.clone() for name, tensor in other.anchor.items()}
-    return guard, lambda: truth(other.matrices, weights_of(model), anchor, 0.7)
+    return guard, lambda: truth(other.held.matrices, weights_of(model), anchor, 0.7)
 
 
 def assert_is(guard, model, expected):
@@ -137,7 +138,7 @@ def test_a_second_task_adds_its_form_and_moves_the_anchor(form):
 @pytest.mark.parametrize("form", ["diagonal", "rotated", "kronecker"])
 def test_other_factors_of_the_same_product_are_held_alike(form):
     model, inputs = network()
-    guard = Guard(model, Fisher(), strength=1.0, form=form, space="merged")
+    guard = Guard(model, Fisher(), strength=1.0, form=form, options=GuardOptions(space="merged"))
     guard.consolidate([inputs])
     moved(model)
     before = float(guard.penalty().detach())
@@ -154,7 +155,7 @@ def test_other_factors_of_the_same_product_are_held_alike(form):
 @pytest.mark.parametrize("form", ["diagonal", "rotated", "kronecker"])
 def test_a_fresh_adapter_is_held_in_both_factors_once_it_moves(form):
     model, inputs = network()
-    guard = Guard(fresh(model), Fisher(), strength=1.0, form=form, space="merged")
+    guard = Guard(fresh(model), Fisher(), strength=1.0, form=form, options=GuardOptions(space="merged"))
     guard.consolidate([inputs])
     assert all(bool(omega.any()) for omega in guard.importance.values())
     assert all(not p.grad.any() for p in pulled(guard, model))
@@ -173,7 +174,7 @@ def pulled(guard, model):
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.LBFGS])
 def test_a_step_gets_the_penaltys_gradient(form, optimizer):
     model, inputs = network()
-    guard = Guard(model, Fisher(), strength=0.5, form=form, space="merged")
+    guard = Guard(model, Fisher(), strength=0.5, form=form, options=GuardOptions(space="merged"))
     guard.consolidate([inputs])
     moved(model, size=0.1)
     penalty = copy.deepcopy(guard)  # with a model of its own
@@ -206,26 +207,28 @@ def test_a_step_gets_the_penaltys_gradient(form, optimizer):
 def test_a_state_is_saved_and_loaded_whole(tmp_path):
     for form in ("diagonal", "rotated", "kronecker"):
         model, inputs = network()
-        guard = Guard(model, Fisher(), strength=2.0, form=form, space="merged")
+        guard = Guard(model, Fisher(), strength=2.0, form=form, options=GuardOptions(space="merged"))
         guard.consolidate([inputs])
         moved(model)
         guard.consolidate([inputs])
         moved(model, seed=5)
         guard.save(tmp_path / "guard.safetensors")
-        other = Guard(model, Fisher(), strength=2.0, form=form, space="merged")
+        other = Guard(model, Fisher(), strength=2.0, form=form, options=GuardOptions(space="merged"))
         other.load(tmp_path / "guard.safetensors")
         assert float(other.penalty().detach()) == float(guard.penalty().detach()) > 0
-        told = Guard(model, Fisher(), strength=2.0, form=form, space="weights")
+        told = Guard(model, Fisher(), strength=2.0, form=form, options=GuardOptions(space="weights"))
         with pytest.raises(StateError, match="space"):
             told.load(tmp_path / "guard.safetensors")
         smaller, _ = network(rank=1)
         with pytest.raises(StateError, match=r"another model.*adapter of the same rank"):
-            Guard(smaller, Fisher(), form=form, space="merged").load(tmp_path / "guard.safetensors")
+            Guard(smaller, Fisher(), form=form, options=GuardOptions(space="merged")).load(
+                tmp_path / "guard.safetensors"
+            )
 
 
 def test_a_damaged_anchor_is_refused():
     model, inputs = network()
-    guard = Guard(model, Fisher(), space="merged")
+    guard = Guard(model, Fisher(), options=GuardOptions(space="merged"))
     guard.consolidate([inputs])
     state = guard.state_dict()
     for change in (lambda t: t * torch.nan, lambda t: t[:-1]):
@@ -240,13 +243,13 @@ def test_a_damaged_anchor_is_refused():
 def test_what_is_no_adapter_is_held_as_it_is():
     model, inputs = network()
     model.add_module("5", nn.Linear(3, 3).double())
-    guard = Guard(model, Fisher(), strength=1.0, form="rotated", space="merged")
+    guard = Guard(model, Fisher(), strength=1.0, form="rotated", options=GuardOptions(space="merged"))
     guard.consolidate([inputs])
     assert set(guard.importance) == {"0.layer.weight", "2.layer.weight", "4.layer.weight", "5.weight", "5.bias"}
     before = guard.penalty()
     with torch.no_grad():
         model[-1].weight.add_(0.1)
-    matrix = guard.matrices["5.weight"]
+    matrix = guard.held.matrices["5.weight"]
     d = {name: p.detach() - guard.anchor[name] for name, p in model.named_parameters() if name.startswith("5.")}
     torch.testing.assert_close(guard.penalty() - before, matrix.value(d), rtol=1e-9, atol=0)
 
@@ -298,7 +301,7 @@ def test_a_quantised_weight_is_neither_read_nor_differentiated(form):
     found = []
     for parts in (whole, small):
         model = nn.Sequential(parts[0], nn.Tanh(), parts[1]).double()
-        guard = Guard(model, Fisher(), strength=1.0, form=form, space="merged")
+        guard = Guard(model, Fisher(), strength=1.0, form=form, options=GuardOptions(space="merged"))
         guard.consolidate([inputs])
         moved(model)
         found.append(float(guard.penalty().detach()))
@@ -308,7 +311,7 @@ def test_a_quantised_weight_is_neither_read_nor_differentiated(form):
 
 def test_a_relative_strength_counts_merged_weights():
     model, inputs = network()
-    guard = Guard(model, Fisher(), relative_strength=2.0, space="merged")
+    guard = Guard(model, Fisher(), relative_strength=2.0, options=GuardOptions(space="merged"))
     guard.consolidate([inputs])
     weights = sum(omega.numel() for omega in guard.importance.values())
     trace = sum(float(omega.sum()) for omega in guard.importance.values())
@@ -319,7 +322,7 @@ def test_a_relative_strength_counts_merged_weights():
 @pytest.mark.parametrize("measure", ["L2", "MAS", "sqrtFisher", "AF"])
 def test_other_measures_have_an_importance_of_merged_weights(measure):
     model, inputs = network()
-    guard = Guard(model, measure, strength=1.0, space="merged")
+    guard = Guard(model, measure, strength=1.0, options=GuardOptions(space="merged"))
     guard.consolidate(None if measure == "L2" else [inputs])
     before = {name: weight.detach() for name, weight in weights_of(model).items()}
     moved(model)
@@ -338,12 +341,12 @@ def value_of(guard):
 @pytest.mark.parametrize("options", [{"state_dtype": torch.bfloat16}, {"state_device": "cpu"}, {"decay": 0.5}])
 def test_what_is_kept_may_be_kept_otherwise(options, tmp_path):
     model, inputs = network()
-    guard = Guard(model, Fisher(), strength=1.0, space="merged", **options)
+    guard = Guard(model, Fisher(), strength=1.0, **grouped(space="merged", **options))
     guard.consolidate([inputs])
     moved(model)
     guard.consolidate([inputs])
     guard.save(tmp_path / "guard.safetensors")
-    other = Guard(model, Fisher(), strength=1.0, space="merged", **options)
+    other = Guard(model, Fisher(), strength=1.0, **grouped(space="merged", **options))
     other.load(tmp_path / "guard.safetensors")
     moved(model, seed=3)
     assert value_of(other) == value_of(guard) > 0
@@ -351,7 +354,7 @@ def test_what_is_kept_may_be_kept_otherwise(options, tmp_path):
 
 def test_strengths_by_pattern_are_of_the_weights():
     model, inputs = network()
-    guard = Guard(model, Fisher(), {"0.*": 3.0, "*": 1.0}, space="merged")
+    guard = Guard(model, Fisher(), strength={"0.*": 3.0, "*": 1.0}, options=GuardOptions(space="merged"))
     guard.consolidate([inputs])
     moved(model)
     both = float(guard.penalty().detach())
@@ -364,7 +367,7 @@ def test_strengths_by_pattern_are_of_the_weights():
 
 def test_a_tolerance_is_met_by_going_back():
     model, inputs = network()
-    guard = Guard(fresh(model), Fisher(), tolerance=1e-3, form="kronecker", space="merged")
+    guard = Guard(fresh(model), Fisher(), tolerance=1e-3, form="kronecker", options=GuardOptions(space="merged"))
     guard.keep([inputs + 0.1, inputs + 0.2])
     guard.consolidate([inputs])
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.05)
@@ -378,12 +381,12 @@ def test_a_tolerance_is_met_by_going_back():
     assert guard.retention().kl > 1e-3
     guard.consolidate([inputs])
     assert guard.retention().kl <= 1e-3
-    assert guard.pulled_back.outcome == "pulled back"
+    assert guard.control.pulled_back.outcome == "pulled back"
 
 
 def test_averaging_goes_back_to_the_anchor():
     model, inputs = network()
-    guard = Guard(model, Fisher(), space="merged")
+    guard = Guard(model, Fisher(), options=GuardOptions(space="merged"))
     guard.consolidate([inputs])
     moved(model)
     assert float(guard.penalty().detach()) > 0
@@ -393,7 +396,7 @@ def test_averaging_goes_back_to_the_anchor():
 
 def test_what_is_forgotten_is_not_held():
     model, inputs = network()
-    guard = Guard(model, Fisher(), space="merged")
+    guard = Guard(model, Fisher(), options=GuardOptions(space="merged"))
     guard.consolidate([inputs])
     with pytest.warns(anchorhold.AnchorholdWarning, match=r"in one matrix with '0\.b', so that nothing holds"):
         guard.forget("0.a", "2.layer.weight")
@@ -406,7 +409,7 @@ def test_what_is_forgotten_is_not_held():
 
 def test_a_guard_says_what_it_holds():
     model, inputs = network()
-    guard = Guard(model, Fisher(), space="merged", form="kronecker")
+    guard = Guard(model, Fisher(), options=GuardOptions(space="merged"), form="kronecker")
     moved(model, seed=2)
     before = weights_of(model)
     guard.consolidate([inputs])
@@ -424,7 +427,7 @@ def test_a_guard_says_what_it_holds():
 
 def test_too_much_for_sgd_is_told_of():
     model, inputs = network()
-    guard = Guard(model, Fisher(), strength=1e6, space="merged")
+    guard = Guard(model, Fisher(), strength=1e6, options=GuardOptions(space="merged"))
     guard.consolidate([inputs])
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     guard.attach(optimizer)
@@ -443,7 +446,7 @@ def test_too_much_for_sgd_is_told_of():
         ({"anchor": "mean"}, "anchor='mean'"),
         ({"implicit": True}, "implicit"),
         ({"form": "dense"}, "Forms that go layer by layer"),
-        ({"holds": [anchorhold.Asymmetric()]}, "goes by the importance of each protected weight"),
+        ({"holds": [anchorhold.holds.Asymmetric()]}, "goes by the importance of each protected weight"),
         ({"protect": "*.b"}, r"matching '0.b' alone of the adapter of '0.layer.weight'"),
         ({"space": "factors"}, "expected 'weights'"),
     ],
@@ -452,25 +455,25 @@ def test_what_cannot_be_is_refused_with_what_can(options, said):
     model, _ = network()
     given = {"measure": Fisher(), "space": "merged"} | options
     with pytest.raises(ConfigurationError, match=said):
-        Guard(model, **given)
+        Guard(model, **grouped(**given))
 
 
 def test_a_model_without_adapters_is_refused():
     with pytest.raises(ConfigurationError, match="no protected adapter"):
-        Guard(nn.Linear(2, 2), Fisher(), space="merged")
+        Guard(nn.Linear(2, 2), Fisher(), options=GuardOptions(space="merged"))
 
 
 def test_a_weight_that_is_trained_beside_its_adapter_is_refused():
     model, _ = network()
     model[0].layer.weight.requires_grad_(True)
     with pytest.raises(ConfigurationError, match="frozen weight beside each adapter"):
-        Guard(model, Fisher(), space="merged")
+        Guard(model, Fisher(), options=GuardOptions(space="merged"))
 
 
 def test_measuring_leaves_the_model_as_it_was():
     model, inputs = network()
     before = [name for name, _ in model.named_modules()], {k: v.clone() for k, v in model.state_dict().items()}
-    guard = Guard(model, Fisher(), space="merged", form="rotated")
+    guard = Guard(model, Fisher(), options=GuardOptions(space="merged"), form="rotated")
     guard.rehearse([inputs])
     guard.consolidate([inputs])
     with pytest.raises(anchorhold.AnchorholdError):
@@ -483,7 +486,7 @@ def test_measuring_leaves_the_model_as_it_was():
 
 def test_second_derivatives_are_refused_and_not_wrong():
     model, inputs = network()
-    guard = Guard(model, Fisher(), 2.0, space="merged")
+    guard = Guard(model, Fisher(), strength=2.0, options=GuardOptions(space="merged"))
     guard.consolidate([inputs])
     moved(model)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -494,7 +497,7 @@ def test_second_derivatives_are_refused_and_not_wrong():
 
 def test_another_adapter_is_as_steep_as_it_is():
     model, inputs = network()
-    guard = Guard(model, Fisher(), strength=1.0, space="merged")
+    guard = Guard(model, Fisher(), strength=1.0, options=GuardOptions(space="merged"))
     guard.consolidate([inputs])
     before = guard._core.largest_importance
     layer = next(m for m in model.children() if isinstance(m, Adapted))
@@ -507,27 +510,29 @@ def test_another_adapter_is_as_steep_as_it_is():
 
 
 @pytest.mark.daily
-@pytest.mark.parametrize("form", ["diagonal", "rotated", "kronecker", anchorhold.Kronecker16(), anchorhold.Rotated16()])
+@pytest.mark.parametrize(
+    "form", ["diagonal", "rotated", "kronecker", anchorhold.forms.Kronecker16(), anchorhold.forms.Rotated16()]
+)
 @pytest.mark.parametrize("is_fresh", [False, True])
 def test_what_a_guard_takes_is_counted_by_the_products_that_it_makes(form, is_fresh):
     torch.manual_seed(0)
     model = nn.Sequential(Adapted(nn.Linear(24, 16, bias=False), 2))
     model = fresh(model) if is_fresh else model
-    guard = Guard(model, Fisher(), form=form, space="merged")
+    guard = Guard(model, Fisher(), form=form, options=GuardOptions(space="merged"))
     before = guard.cost()
     guard.consolidate([torch.randn(9, 24)])
     moved(model)
     with FlopCounterMode(display=False) as counted:
         torch.autograd.grad(guard.penalty(), list(guard.parameters.values()))
     products, weights = counted.get_total_flops() // 2, 16 * 24
-    beside = 0 if "kronecker" in guard.form.name else weights  # by each element of S, which is no product
+    beside = 0 if "kronecker" in guard.options.form.name else weights  # by each element of S, which is no product
     assert before.multiplications == guard.cost().multiplications == products + beside
     assert before.kept == guard.cost().kept == sum(t.nbytes for t in guard.state_dict()["tensors"].values())
 
 
 def test_a_change_that_is_a_whole_matrix_is_counted_as_one():
     model = nn.Sequential(Whole(nn.Linear(6, 5)))
-    guard = Guard(model, Fisher(), form="kronecker", space="merged")
+    guard = Guard(model, Fisher(), form="kronecker", options=GuardOptions(space="merged"))
     before = guard.cost()
     guard.consolidate([torch.randn(9, 6)])
     assert before.kept == guard.cost().kept == sum(t.nbytes for t in guard.state_dict()["tensors"].values())
@@ -545,8 +550,8 @@ class Whole(nn.Module):
         return self.layer(x) + x @ (self.scales * self.layer.weight).mT
 
 
-@anchorhold.register_adapter("scales")
-class Scales(anchorhold.Adapter):
+@anchorhold.adapters.register_adapter("scales")
+class Scales(anchorhold.adapters.Adapter):
     """Those layers."""
 
     @classmethod
@@ -564,7 +569,7 @@ class Scales(anchorhold.Adapter):
 def test_what_moved_beside_adapters_is_told_apart_from_merged_weights():
     model, inputs = network()
     model.add_module("5", nn.Linear(3, 3).double())
-    guard = Guard(model, Fisher(), form="kronecker", space="merged")
+    guard = Guard(model, Fisher(), form="kronecker", options=GuardOptions(space="merged"))
     guard.consolidate([inputs])
     with torch.no_grad():
         model[-1].weight.add_(1.0)

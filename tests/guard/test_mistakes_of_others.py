@@ -10,7 +10,7 @@ from tests.guard.helpers import batch, loss, net, train, weights
 
 
 def run_si(model, steps=4, strength=0.0, tasks=1):
-    guard = anchorhold.Guard(model, anchorhold.SI(), strength=strength, implicit=False)
+    guard = anchorhold.Guard(model, anchorhold.SI(), strength=strength, options=anchorhold.GuardOptions(implicit=False))
     for task in range(tasks):
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         guard.attach(optimizer)
@@ -40,7 +40,7 @@ def test_importances_are_clamped_at_0():
     for i in range(6):
         optimizer.zero_grad()
         loss(model, batch(i)).backward()
-        guard.observe_independent(loss(model, batch(50 + i)))
+        guard.gradients.independent(loss(model, batch(50 + i)))
         optimizer.step()
     found = guard.consolidate()["SIU"]
     assert min(float(value.min()) for value in found.raw.values()) < 0

@@ -37,7 +37,7 @@ def test_a_scaled_loss_changes_nothing(fused, measure):
 @pytest.mark.parametrize("measure", ["SI", "SOS"])
 def test_a_skipped_step_is_seen_as_skipped(fused, measure):
     model = net(dtype=torch.float32)
-    guard = anchorhold.Guard(model, anchorhold.measure(measure))
+    guard = anchorhold.Guard(model, anchorhold.measures.measure(measure))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=fused)
     guard.attach(optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -83,7 +83,9 @@ def test_state_of_16_bit_weights_is_kept_in_single_precision():
 def test_16_bit_weights_are_held(implicit, left):
     torch.manual_seed(0)
     model = nn.Linear(4, 3).bfloat16()
-    guard = anchorhold.Guard(model, anchorhold.L2(), strength=0.5, watch=["SI"], implicit=implicit)
+    guard = anchorhold.Guard(
+        model, anchorhold.L2(), strength=0.5, watch=["SI"], options=anchorhold.GuardOptions(implicit=implicit)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     guard.attach(optimizer)
     model(torch.randn(2, 4).bfloat16()).sum().backward()

@@ -140,10 +140,12 @@ def test_an_observed_gradient_serves_every_optimizer_of_the_step():
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
     guard.attach(*optimizers)
     loss(model, batch(0)).backward()
-    guard.observe_independent(loss(model, batch(1)))
+    guard.gradients.independent(loss(model, batch(1)))
     for optimizer in optimizers:
         optimizer.step()
-    with pytest.raises(anchorhold.OrderError, match="independent gradient"):  # used up, so not taken for the next step
+    with pytest.raises(
+        anchorhold.errors.OrderError, match="independent gradient"
+    ):  # used up, so not taken for the next step
         optimizers[0].step()
 
 
@@ -154,7 +156,9 @@ def test_a_parameter_without_gradient_is_still_held(measure, implicit):
     model = net()
     model.extra = nn.Linear(2, 2).double()
     watch = [] if measure == "EWC" else [measure]
-    guard = anchorhold.Guard(model, anchorhold.L2(), strength=0.5, watch=watch, implicit=implicit)
+    guard = anchorhold.Guard(
+        model, anchorhold.L2(), strength=0.5, watch=watch, options=anchorhold.GuardOptions(implicit=implicit)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if measure == "SI":
         guard.attach(optimizer)
@@ -168,7 +172,7 @@ def test_a_parameter_without_gradient_is_still_held(measure, implicit):
     loss(model[:3], batch(0)).backward()
     optimizer.step()
     # One step of size 0.1 against the gradient 2·0.5·1, or to where that gradient accounts for the way.
-    left = 1 / 1.1 if guard.implicit else 0.9
+    left = 1 / 1.1 if guard.options.implicit else 0.9
     torch.testing.assert_close(model.extra.weight, guard.anchor["extra.weight"] + left)
 
 
@@ -276,7 +280,7 @@ def test_the_step_of_an_optimizer_around_another_is_the_whole_step():
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     optimizer.step()
     after = weights(model)
-    for name, path in guard.path.running["SI"]["path"].items():
+    for name, path in guard.gradients.path.running["SI"]["path"].items():
         torch.testing.assert_close(path, -gradients[name] * (after[name] - before[name]))
 
 
@@ -382,7 +386,7 @@ def test_pieces_and_odd_memory_layouts_give_the_same(monkeypatch):
                 nn.functional.cross_entropy(run(x), y).backward()
                 optimizer.step()
             guard.consolidate()
-        results.append((weights(run), guard.importance, guard.importance_of("SOS")))
+        results.append((weights(run), guard.importance, guard.held.of("SOS")))
     for few, whole in zip(*results, strict=True):
         for name, value in whole.items():
             torch.testing.assert_close(few[name], value, rtol=1e-12, atol=0)
@@ -400,18 +404,18 @@ def test_a_gradient_that_is_no_number_stops_the_step_whatever_the_measure(measur
         if held:
             guard.consolidate([batch(0)])
         else:
-            guard.restart_task()
+            guard.gradients.restart_task()
         optimizer.zero_grad()
         loss(model, batch(0)).backward()
         model[0].weight.grad[0, 0] = value
         before = weights(model)
         gradients = [p.grad.clone() for p in model.parameters()]
-        with pytest.raises(anchorhold.NotFiniteError, match=r"'0.weight' holds a NaN or an infinity at step 1"):
+        with pytest.raises(anchorhold.errors.NotFiniteError, match=r"'0.weight' holds a NaN or an infinity at step 1"):
             optimizer.step()
         for (name, kept), p, gradient in zip(before.items(), model.parameters(), gradients, strict=True):
             assert torch.equal(kept, weights(model)[name])
             torch.testing.assert_close(p.grad, gradient, equal_nan=True)
-        assert guard.path.steps == 0
+        assert guard.gradients.path.steps == 0
 
 
 def test_weights_that_are_lost_are_not_blamed_on_a_batch():
@@ -422,7 +426,8 @@ def test_weights_that_are_lost_are_not_blamed_on_a_batch():
         model[0].weight.fill_(torch.nan)
     loss(model, batch(0)).backward()
     with pytest.raises(
-        anchorhold.NotFiniteError, match=r"weights '0.weight' themselves .*here strength=7.* No batch is at fault"
+        anchorhold.errors.NotFiniteError,
+        match=r"weights '0.weight' themselves .*here strength=7.* No batch is at fault",
     ):
         optimizer.step()
 
@@ -432,12 +437,12 @@ def test_a_spoilt_gradient_stops_the_step_also_where_another_one_is_measured(mea
     model = net()
     guard = anchorhold.Guard(model, measure, strength=0.1)
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
-    guard.observe(loss(model, batch(0)))
+    guard.gradients.observe(loss(model, batch(0)))
     loss(model, batch(0)).backward()
     model[0].weight.grad[0, 0] = torch.nan
-    with pytest.raises(anchorhold.NotFiniteError, match=r"'0.weight' holds a NaN"):
+    with pytest.raises(anchorhold.errors.NotFiniteError, match=r"'0.weight' holds a NaN"):
         optimizer.step()
-    assert guard.path.steps == 0
+    assert guard.gradients.path.steps == 0
 
 
 @pytest.mark.parametrize(
@@ -455,13 +460,13 @@ def test_a_closure_may_return_what_it_likes(returned):
         return returned(value)
 
     optimizer.step(closure)
-    assert guard.path.steps == 1
+    assert guard.gradients.path.steps == 1
 
 
 def test_a_list_of_optimizers_is_refused_with_how_to_give_several():
     model = net()
     guard = anchorhold.Guard(model, "EWC", strength=1.0)
     with pytest.raises(
-        anchorhold.OptimizerError, match=r"given a list; .*one after the other, attach\(first, second\)"
+        anchorhold.errors.OptimizerError, match=r"given a list; .*one after the other, attach\(first, second\)"
     ):
         guard.attach([torch.optim.SGD(model.parameters(), lr=0.1)])

@@ -42,7 +42,9 @@ def momentum(model):
 def run_guarded(model, make_optimizer, tasks, measure, *, decay=1.0, strength=STRENGTH):
     """Train the way a user does: hooks, and a second batch where the measure needs one."""
     model = copy.deepcopy(model)
-    guard = anchorhold.Guard(model, measure, strength=strength, decay=decay, implicit=False)
+    guard = anchorhold.Guard(
+        model, measure, strength=strength, decay=decay, options=anchorhold.GuardOptions(implicit=False)
+    )
     history = []
     for batches, second_batches in tasks:
         optimizer = make_optimizer(model)
@@ -50,7 +52,7 @@ def run_guarded(model, make_optimizer, tasks, measure, *, decay=1.0, strength=ST
         for batch, second in zip(batches, second_batches, strict=True):
             optimizer.zero_grad()
             loss_function(model, batch).backward()
-            guard.observe_independent(loss_function(model, second), samples=8)
+            guard.gradients.independent(loss_function(model, second), samples=8)
             optimizer.step()
         found = guard.consolidate()[measure.name]
         history.append((guard.importance, found))
@@ -145,7 +147,7 @@ def test_float32_agrees_with_the_float64_oracle_of_its_own_path(case):
 @pytest.mark.parametrize("kind", ["SI", "SIU", "SIB"])
 def test_importance_before_rescaling_can_be_read(kind):
     net, tasks = make_net(torch.float64), make_tasks(torch.float64)
-    measure = anchorhold.measure(kind)
+    measure = anchorhold.measures.measure(kind)
     _, expected = oracle.run_tasks(
         net, adam, loss_function, tasks, lambda s, n: oracle.rescaled(s, n, kind, 0.1), STRENGTH
     )
@@ -168,10 +170,10 @@ def test_decayed_accumulation():
 
 def test_unbiased_alpha_solves_its_equation():
     for b in (2, 3, 64, 2048):
-        alpha = anchorhold.unbiased_alpha(b)
+        alpha = anchorhold.measures.unbiased_alpha(b)
         assert (1 - alpha) ** 2 == pytest.approx((1 + alpha**2) / b, rel=1e-9)
         assert alpha > 1
-    assert anchorhold.unbiased_alpha(1) == 0.0
+    assert anchorhold.measures.unbiased_alpha(1) == 0.0
 
 
 def test_observing_another_loss_replaces_the_gradient():
@@ -185,7 +187,7 @@ def test_observing_another_loss_replaces_the_gradient():
     before = oracle.snapshot(net)
     net.eval()
     without_dropout = oracle.gradients(loss_function(net, batch), net)
-    guard.observe(loss_function(net, batch))
+    guard.gradients.observe(loss_function(net, batch))
     net.train()
     loss_function(net, batch).backward()
     optimizer.step()

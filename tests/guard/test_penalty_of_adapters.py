@@ -18,7 +18,9 @@ def adapted(space, form, names=("default",), save=None):
     for name in names[1:]:
         model.add_adapter(name, config)
     model.base_model.set_adapter(list(names))
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=1.0, space=space, form=form)
+    guard = anchorhold.Guard(
+        model, anchorhold.Fisher(), strength=1.0, options=anchorhold.GuardOptions(space=space), form=form
+    )
     guard.consolidate([batch(1)])
     then = added(model).detach().clone()
     with torch.no_grad():
@@ -66,7 +68,7 @@ def test_it_is_of_adapters_in_anothers_place(way, looked_before):
         model.delete_adapter("other")
     value = guard.penalty()
     d = {LAYER: added(model) - then}
-    torch.testing.assert_close(value, (d[LAYER] * guard.matrices[LAYER].apply(d)[LAYER]).sum())
+    torch.testing.assert_close(value, (d[LAYER] * guard.held.matrices[LAYER].apply(d)[LAYER]).sum())
     value.backward()
     layer = model.base_model.model[0]
     assert all(float(layer.lora_B[name].weight.grad.abs().sum()) > 0 for name in layer.active_adapters)
@@ -79,7 +81,7 @@ def test_one_that_adds_nothing_in_anothers_place_is_told_of():
     peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0"]))
     with pytest.warns(anchorhold.AnchorholdWarning, match=r"The adapters add nothing to .*call guard\.rebase\(\)"):
         assert float(guard.penalty().detach()) > 0
-    guard.rebase()
+    guard.refresh(rebase=True)
     assert float(guard.penalty().detach()) == 0
 
 

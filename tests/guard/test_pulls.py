@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 import anchorhold
 from anchorhold.forms import RotatedMatrix
 from anchorhold.guard.stepping import pulls
+from tests.helpers import grouped
 
 WIDTH, LAYERS = 7, 6
 BATCHES = [(torch.randn(8, WIDTH), torch.randint(0, WIDTH, (8,))) for _ in range(5)]
@@ -20,7 +21,7 @@ def _guarded(form="rotated", **options):
     torch.manual_seed(0)
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
     model = nn.Sequential(*(each for layer in layers for each in (layer, nn.Tanh())))
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=3.0, form=form, implicit=False, **options)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=3.0, form=form, **grouped(implicit=False, **options))
     guard.consolidate(BATCHES)
     return model, guard
 
@@ -63,7 +64,7 @@ def test_one_block_at_a_time(case, closure, unseen, monkeypatch):
     guard.attach(optimizer)
     _train(model, optimizer, closure, BATCHES[:1])
     alive = []
-    kind = type(next(iter(guard.matrices.values())))
+    kind = type(next(iter(guard.held.matrices.values())))
     apply = kind.apply
 
     def counted(self, d):
@@ -117,7 +118,7 @@ def test_a_pull_that_cannot_be_made_leaves_no_step_to_be_taken(unseen, monkeypat
     _failing(monkeypatch, at=3)
     with pytest.raises(MemoryError, match="no room"):
         _train(model, optimizer, batches=BATCHES[:1])
-    with pytest.raises(anchorhold.OrderError, match=r"Call optimizer\.zero_grad"):
+    with pytest.raises(anchorhold.errors.OrderError, match=r"Call optimizer\.zero_grad"):
         optimizer.step()
     assert all(map(torch.equal, before, model.parameters()))
     _train(model, optimizer)
@@ -149,10 +150,12 @@ def test_a_penalty_that_is_no_number_says_whose_fault_it_is(form):
     with torch.no_grad():
         model[2].weight += 1e12
     guard.strength = 1e38
-    with pytest.raises(anchorhold.NotFiniteError, match=r"gradient of the penalty for '2.weight'.*The strength"):
+    with pytest.raises(anchorhold.errors.NotFiniteError, match=r"gradient of the penalty for '2.weight'.*The strength"):
         optimizer.step()
     guard.strength = 1.0
     with torch.no_grad():
         model[2].weight[0, 0] = torch.nan
-    with pytest.raises(anchorhold.NotFiniteError, match=r"The weights '2.weight' themselves are not finite.*No batch"):
+    with pytest.raises(
+        anchorhold.errors.NotFiniteError, match=r"The weights '2.weight' themselves are not finite.*No batch"
+    ):
         optimizer.step()

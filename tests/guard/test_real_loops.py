@@ -179,7 +179,9 @@ def assert_near(found, expected, tolerance):
 def test_a_feature_of_the_loop_changes_nothing_else(feature, optimizer, measure, implementation):
     feature, make = FEATURES[feature], OPTIMIZERS[optimizer]
     model = Net(**feature.net)
-    guard = anchorhold.Guard(model, MEASURES[measure], strength=STRENGTH, implicit=False)
+    guard = anchorhold.Guard(
+        model, MEASURES[measure], strength=STRENGTH, options=anchorhold.GuardOptions(implicit=False)
+    )
     for task in (1, 2):
         stepping = make(model.parameters(), **IMPLEMENTATIONS[implementation])
         guard.attach(stepping)
@@ -210,8 +212,8 @@ def test_two_optimisers_of_which_one_overflows(observed, implementation):
                 optimizer.zero_grad()
             scaler.scale(loss_of(model, data)).backward()
             if observed:
-                guard.observe(loss_of(model, data))
-                guard.observe_independent(loss_of(model, batches(2)[i]))
+                guard.gradients.observe(loss_of(model, data))
+                guard.gradients.independent(loss_of(model, batches(2)[i]))
             skipped = i == 2
             if skipped and overflows:
                 model.body[0].weight.grad[0, 0] = float("inf")
@@ -245,9 +247,9 @@ def test_losses_given_to_the_guard_under_a_scaler(implementation):
             with torch.autocast("cpu", dtype, enabled=dtype is not None):
                 first, second = (tiny * loss_of(model, half) for half in ((x[:4], y[:4]), (x[4:], y[4:])))
             if halves:
-                guard.backward_halves(first, second, scaler=scaler)
+                guard.gradients.halves(first, second, scaler=scaler)
             else:
-                guard.observe_independent(second, scaler=scaler)
+                guard.gradients.independent(second, scaler=scaler)
                 scaler.scale(first).backward()
             scaler.step(optimizer)
             scaler.update()
@@ -263,11 +265,11 @@ def test_an_observed_gradient_that_overflows_at_the_scale_is_taken_without_it():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     guard.attach(optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
-    guard.observe_independent(loss_of(model, batches(1)[0]) * 8, scaler=scaler)
+    guard.gradients.independent(loss_of(model, batches(1)[0]) * 8, scaler=scaler)
     loss_of(model, batches(1)[0]).backward()
     optimizer.step()
-    assert all(bool(value.isfinite().all()) for value in guard.path.running["SIU"]["path"].values())
-    assert any(bool(value.any()) for value in guard.path.running["SIU"]["path"].values())
+    assert all(bool(value.isfinite().all()) for value in guard.gradients.path.running["SIU"]["path"].values())
+    assert any(bool(value.any()) for value in guard.gradients.path.running["SIU"]["path"].values())
 
 
 @pytest.mark.parametrize("way", ["observe", "observe_independent", "backward_halves"])
@@ -286,13 +288,13 @@ def test_micro_batches_are_observed_together(way):
                 first = loss_of(model, (x[share].double(), y[share])) / parts
                 second = loss_of(model, (x2[share].double(), y2[share])) / parts
                 if way == "backward_halves":
-                    guard.backward_halves(first, second, samples=8, accumulate=i > 0)
+                    guard.gradients.halves(first, second, samples=8, accumulate=i > 0)
                     continue
                 first.backward()
                 if way == "observe":
-                    guard.observe(second, accumulate=i > 0)
+                    guard.gradients.observe(second, accumulate=i > 0)
                 else:
-                    guard.observe_independent(second, samples=8, accumulate=i > 0)
+                    guard.gradients.independent(second, samples=8, accumulate=i > 0)
             optimizer.step()
         return guard.consolidate()["SOS"].importance
 
@@ -362,7 +364,7 @@ def test_master_weights_are_recognised():
     model = nn.Linear(4, 3).bfloat16()
     master = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
     guard = anchorhold.Guard(model, anchorhold.SOS())
-    with pytest.raises(anchorhold.OptimizerError, match=r"master weights.*torch.autocast"):
+    with pytest.raises(anchorhold.errors.OptimizerError, match=r"master weights.*torch.autocast"):
         guard.attach(torch.optim.SGD(master, lr=0.1))
 
 
@@ -456,7 +458,7 @@ def test_re_entrant_checkpoints_hide_nothing_from_a_measure(name):
         def forward(self, x):
             return self.head(checkpoint(self.body, x, use_reentrant=True))
 
-    measure, data = anchorhold.measure(name), [batches(1)[0][0]]
+    measure, data = anchorhold.measures.measure(name), [batches(1)[0][0]]
     assert_near(measure.measure(Checkpointed(), data), measure.measure(Net(), data), 1e-6)
     x = batches(1)[0][0].requires_grad_()
     Checkpointed()(x).sum().backward()  # and outside of measuring, checkpoints are what they were
@@ -482,7 +484,7 @@ def test_the_average_of_the_weights_is_consolidated():
     assert_near(guard.anchor, weights(ema.module), 1e-7)
     expected = anchorhold.Fisher().measure(ema.module, batches(1))
     assert_near(guard.importance, expected, 1e-6)
-    with pytest.raises(anchorhold.ConfigurationError, match="the average none of that name"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="the average none of that name"):
         anchorhold.averaged_weights(model, nn.Linear(4, 3)).__enter__()
     with pytest.raises(RuntimeError, match="stop"), anchorhold.averaged_weights(model, ema):
         raise RuntimeError("stop")

@@ -57,11 +57,16 @@ def test_two_samples_are_measured_and_one_batch_is_read():
 @pytest.mark.parametrize(
     ("model", "batches", "error", "message"),
     [
-        (net(), None, anchorhold.BatchError, "measures importance from data"),
-        (net(), [], anchorhold.BatchError, "there were no batches"),
-        (net(), [{"x": 1}], anchorhold.BatchError, "without any tensor"),
+        (net(), None, anchorhold.errors.BatchError, "measures importance from data"),
+        (net(), [], anchorhold.errors.BatchError, "there were no batches"),
+        (net(), [{"x": 1}], anchorhold.errors.BatchError, "without any tensor"),
         (net(), [torch.randn(8, 7, dtype=torch.float64)], RuntimeError, "shapes cannot be multiplied"),
-        (nn.Sequential(nn.Linear(4, 3), nn.Softmax(0)).double(), [batch()], anchorhold.ModelError, "other samples"),
+        (
+            nn.Sequential(nn.Linear(4, 3), nn.Softmax(0)).double(),
+            [batch()],
+            anchorhold.errors.ModelError,
+            "other samples",
+        ),
     ],
 )
 def test_what_the_end_refuses_is_refused(model, batches, error, message):

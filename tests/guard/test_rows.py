@@ -13,6 +13,7 @@ import anchorhold
 from anchorhold.errors import ConfigurationError, OrderError
 from anchorhold.guard import PathRecord
 from anchorhold.guard.stepping import bundles
+from tests.helpers import grouped
 
 
 class Pieces(nn.Module):
@@ -26,7 +27,7 @@ class Pieces(nn.Module):
 
 def started(model, measure, strength=1.0, **settings):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = anchorhold.Guard(model, measure, strength, **settings)
+    guard = anchorhold.Guard(model, measure, strength=strength, **grouped(**settings))
     guard.attach(optimizer)
     return optimizer, guard
 
@@ -95,7 +96,7 @@ def test_a_step_that_raised_leaves_no_buffers_behind(small, set_to_none, monkeyp
                 optimizer.zero_grad(set_to_none=set_to_none)
                 backward(model)
             optimizer.step()
-        return guard.path.running["SI"]["path"], [part.grad.clone() for part in model.parts]
+        return guard.gradients.path.running["SI"]["path"], [part.grad.clone() for part in model.parts]
 
     def raising(*_):
         raise KeyError
@@ -111,7 +112,7 @@ def test_a_gradient_with_the_penalty_in_it_is_refused_by_a_second_optimiser(firs
     model = Pieces(first, 4, 5)
     one = torch.optim.SGD(list(model.parts)[:2], lr=0.1)
     two = torch.optim.SGD(list(model.parts)[1:], lr=0.1)
-    guard = anchorhold.Guard(model, measure, implicit=False)
+    guard = anchorhold.Guard(model, measure, options=anchorhold.GuardOptions(implicit=False))
     guard.attach(one, two)
     backward(model)
     one.step()
@@ -185,7 +186,7 @@ def test_parameters_that_share_a_gradient_are_measured_without_each_others_penal
         optimizer.step()
         if task == 0:
             guard.consolidate()
-    for v in guard.path.running["SOS"]["second_moment"].values():
+    for v in guard.gradients.path.running["SOS"]["second_moment"].values():
         torch.testing.assert_close(v, torch.full((size,), 0.25))
 
 
@@ -201,8 +202,8 @@ def test_parameters_that_share_a_gradient_are_measured_without_each_others_penal
 def test_a_path_of_other_measures_states_or_shapes_is_refused(running, message):
     guard = anchorhold.Guard(Pieces(2), "SI")
     with pytest.raises(ConfigurationError, match=message):
-        guard.path = PathRecord(running, {}, 3)
-    assert guard.path.steps == 0
+        guard.gradients.path = PathRecord(running, {}, 3)
+    assert guard.gradients.path.steps == 0
 
 
 def test_a_model_with_many_sizes_is_that_of_parameters_by_themselves(monkeypatch):

@@ -12,7 +12,7 @@ from tests.guard.sam import SAM
 def trained(measures, strength=0.0, again=False, steps=4):
     """Train with SAM, with a guard, and return it with −Σ gΔ, the mean of g² and the weights, worked out beside it."""
     model = net()
-    guard = anchorhold.Guard(model, measures[0], strength, watch=measures[1:], from_scratch=True)
+    guard = anchorhold.Guard(model, measures[0], strength=strength, watch=measures[1:], from_scratch=True)
     optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1, rho=0.5)
     guard.attach(optimizer)
     path = {name: torch.zeros_like(p) for name, p in weights(model).items()}
@@ -39,7 +39,7 @@ def trained(measures, strength=0.0, again=False, steps=4):
 @pytest.mark.parametrize("measures", [["SI"], ["SOS"], ["SI", "SOS"]], ids=str)
 def test_measures_see_the_gradient_and_the_step_from_where_it_began(measures):
     guard, path, average, _ = trained(measures)
-    running = guard.path.running
+    running = guard.gradients.path.running
     for name in path:
         if "SI" in measures:
             torch.testing.assert_close(running["SI"]["path"][name], path[name], rtol=1e-10, atol=1e-14)
@@ -92,7 +92,7 @@ def test_a_sam_that_evaluates_where_it_begins_is_measured_there():
             super().step(closure)
 
     model = net()
-    guard = anchorhold.Guard(model, "SI", 0.0)
+    guard = anchorhold.Guard(model, "SI", strength=0.0)
     optimizer = Twice(model.parameters(), torch.optim.SGD, lr=0.1, rho=0.5)
     guard.attach(optimizer)
 
@@ -107,7 +107,7 @@ def test_a_sam_that_evaluates_where_it_begins_is_measured_there():
     optimizer.step(closure)
     for name, after in weights(model).items():
         expected = -gradients[name] * (after - before[name])
-        torch.testing.assert_close(guard.path.running["SI"]["path"][name], expected, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(guard.gradients.path.running["SI"]["path"][name], expected, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -124,7 +124,7 @@ def test_gradients_that_an_earlier_step_has_left_are_not_taken_for_new_ones(set_
             super().step()
 
     model = net()
-    guard = anchorhold.Guard(model, "SI", 0.0)
+    guard = anchorhold.Guard(model, "SI", strength=0.0)
     optimizer = MovesFirst(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     expected = {name: torch.zeros_like(p) for name, p in weights(model).items()}
@@ -149,7 +149,7 @@ def test_gradients_that_an_earlier_step_has_left_are_not_taken_for_new_ones(set_
         train(3)
     assert len(told) == 1
     for name, value in expected.items():
-        torch.testing.assert_close(guard.path.running["SI"]["path"][name], value, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(guard.gradients.path.running["SI"]["path"][name], value, rtol=1e-10, atol=1e-14)
 
 
 def test_one_that_begins_with_plain_steps_is_measured_rightly_from_its_first_climb_on():
@@ -166,7 +166,7 @@ def test_one_that_begins_with_plain_steps_is_measured_rightly_from_its_first_cli
                 self.base_optimizer.step()
 
     model = net()
-    guard = anchorhold.Guard(model, "SI", 0.0)
+    guard = anchorhold.Guard(model, "SI", strength=0.0)
     optimizer = Later(model.parameters(), torch.optim.SGD, lr=0.1, rho=0.5)
     guard.attach(optimizer)
     expected = {name: torch.zeros_like(p) for name, p in weights(model).items()}
@@ -185,13 +185,13 @@ def test_one_that_begins_with_plain_steps_is_measured_rightly_from_its_first_cli
         for name, after in weights(model).items():
             expected[name] -= gradients[name] * (after - before[name])
     for name, value in expected.items():
-        torch.testing.assert_close(guard.path.running["SI"]["path"][name], value, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(guard.gradients.path.running["SI"]["path"][name], value, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("measure", ["SI", "SOS", "EWC"])
 def test_a_closure_that_is_spoilt_where_it_is_evaluated_leaves_weights_where_they_were(measure):
     model = net()
-    guard = anchorhold.Guard(model, measure, 0.1, from_scratch=True)
+    guard = anchorhold.Guard(model, measure, strength=0.1, from_scratch=True)
     optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1, rho=0.5)
     guard.attach(optimizer)
     loss(model, batch(0)).backward()
@@ -203,7 +203,7 @@ def test_a_closure_that_is_spoilt_where_it_is_evaluated_leaves_weights_where_the
         value.backward()
         return value
 
-    with pytest.raises(anchorhold.NotFiniteError, match="holds a NaN"):
+    with pytest.raises(anchorhold.errors.NotFiniteError, match="holds a NaN"):
         optimizer.step(closure)
     assert all(torch.equal(value, weights(model)[name]) for name, value in before.items())
 
@@ -213,7 +213,7 @@ def test_parameters_that_thaw_between_its_steps(small, monkeypatch):
     monkeypatch.setattr(bundles, "SMALL", small)
     model = net()
     model[0].requires_grad_(False)
-    guard = anchorhold.Guard(model, "SI", 0.0)
+    guard = anchorhold.Guard(model, "SI", strength=0.0)
     optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1, rho=0.5)
     guard.attach(optimizer)
     for i in range(4):

@@ -49,7 +49,7 @@ def trained():
 def test_a_consolidation_that_fails_leaves_the_weights_in_training():
     model, optimizer, guard = trained()
     training = weights(model)
-    with pytest.raises(anchorhold.BatchError):
+    with pytest.raises(anchorhold.errors.BatchError):
         guard.consolidate()
     assert all(torch.equal(weights(model)[name], value) for name, value in training.items())
     assert optimizer.param_groups[0]["train_mode"]

@@ -54,15 +54,15 @@ def test_a_tied_parameter_is_one_parameter_under_any_of_its_names():
     ],
 )
 def test_what_matches_nothing_is_refused(protect, message):
-    with pytest.raises(anchorhold.ProtectError, match=message):
+    with pytest.raises(anchorhold.errors.ProtectError, match=message):
         anchorhold.Guard(model(), anchorhold.L2(), protect=protect)
 
 
 def test_models_without_anything_to_protect():
-    with pytest.raises(anchorhold.ProtectError, match="It has none at all"):
+    with pytest.raises(anchorhold.errors.ProtectError, match="It has none at all"):
         anchorhold.Guard(nn.ReLU(), anchorhold.L2())
-    with pytest.raises(anchorhold.ProtectError, match="No parameter of the model is trainable"):
+    with pytest.raises(anchorhold.errors.ProtectError, match="No parameter of the model is trainable"):
         anchorhold.Guard(nn.Linear(2, 2).requires_grad_(False), anchorhold.L2())
     net = nn.ParameterDict({"spectrum": nn.Parameter(torch.zeros(3, dtype=torch.complex64))})
-    with pytest.raises(anchorhold.ProtectError, match="only real floating-point"):
+    with pytest.raises(anchorhold.errors.ProtectError, match="only real floating-point"):
         anchorhold.Guard(net, anchorhold.L2())

@@ -8,6 +8,7 @@ import torch
 import anchorhold
 from anchorhold.errors import ConfigurationError
 from tests.guard.helpers import batch, loss, net
+from tests.helpers import grouped
 
 PATH = ("SI", "SOS")
 MEASURES = (*PATH, "EWC")
@@ -17,7 +18,7 @@ def learned(measure, tasks=2, steps=40, dtype=torch.float32, device="cpu", **sto
     """A model that has learned two tasks, its guard, and the middle of a third."""
     model = net(dtype=dtype).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    guard = anchorhold.Guard(model, measure, strength=1.0, **storage)
+    guard = anchorhold.Guard(model, measure, strength=1.0, **grouped(**storage))
     guard.attach(optimizer)
     for task in range(tasks + 1):
         for i in range(steps if task < tasks else 3):
@@ -62,7 +63,7 @@ def test_16_bits_round_si_alone_however_short_the_path(rate):
     def found(**storage):
         model = net(dtype=torch.float32)
         optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-        guard = anchorhold.Guard(model, anchorhold.SI(damping=1e-8), **storage)
+        guard = anchorhold.Guard(model, anchorhold.SI(damping=1e-8), **grouped(**storage))
         guard.attach(optimizer)
         for i in range(10):
             optimizer.zero_grad()
@@ -98,7 +99,9 @@ def test_the_anchor_of_a_16_bit_model_is_exact():
 def test_a_state_is_taken_over_in_the_precision_of_whoever_takes_it(measure, saved, loaded, tmp_path):
     model, guard, _ = learned(measure, state_dtype=saved)
     guard.save(tmp_path / "guard.safetensors")
-    other = anchorhold.Guard(copy.deepcopy(model), measure, strength=1.0, state_dtype=loaded)
+    other = anchorhold.Guard(
+        copy.deepcopy(model), measure, strength=1.0, options=anchorhold.GuardOptions(state_dtype=loaded)
+    )
     other.load(tmp_path / "guard.safetensors")
     for name, omega in guard.importance.items():
         assert other.importance[name].dtype == (loaded or torch.float32)
@@ -112,7 +115,7 @@ def test_a_run_goes_on_exactly_from_a_state_in_16_bits(measure, tmp_path):
     again = copy.deepcopy(model)
     twin = torch.optim.Adam(again.parameters(), lr=0.01)
     twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    other = anchorhold.Guard(again, measure, strength=1.0, state_dtype=torch.bfloat16)
+    other = anchorhold.Guard(again, measure, strength=1.0, options=anchorhold.GuardOptions(state_dtype=torch.bfloat16))
     other.load(tmp_path / "guard.safetensors")
     other.attach(twin)
     for net_, optimizer_ in ((model, optimizer), (again, twin)):
@@ -129,15 +132,15 @@ def test_a_run_goes_on_exactly_from_a_state_in_16_bits(measure, tmp_path):
 
 def test_float16_is_refused():
     with pytest.raises(ConfigurationError, match=r"float16.*expected torch\.bfloat16"):
-        anchorhold.Guard(net(), "SOS", state_dtype=torch.float16)
+        anchorhold.Guard(net(), "SOS", options=anchorhold.GuardOptions(state_dtype=torch.float16))
 
 
 @pytest.mark.parametrize("device", ["nonsense", "cuda:77", 1.5])
 def test_a_device_that_is_not_there_is_refused_at_once(device):
     with pytest.raises(ConfigurationError, match=r"state_device=.*nothing can be kept there .*such as 'cpu'"):
-        anchorhold.Guard(net(), "EWC", state_device=device)
+        anchorhold.Guard(net(), "EWC", options=anchorhold.GuardOptions(state_device=device))
 
 
 def test_shapes_alone_are_no_state():
     with pytest.raises(ConfigurationError, match=r"state_device='meta'.*guard.cost\(\)"):
-        anchorhold.Guard(net(), "EWC", state_device="meta")
+        anchorhold.Guard(net(), "EWC", options=anchorhold.GuardOptions(state_device="meta"))

@@ -12,6 +12,7 @@ import anchorhold
 from anchorhold.errors import AnchorholdWarning, ConfigurationError, NotFiniteError, StateError
 from tests.guard.centre.test_anchors import data, gradient, half_square, hessian, moved, put, regression, row
 from tests.guard.helpers import batch, loss, net, train
+from tests.helpers import grouped
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 BY_PATTERN = {"0.*": 5.0, "*": 0.5}
@@ -27,7 +28,7 @@ def strength_of(patterns, name):
 
 
 def after_two_tasks(model, strength, measure="EWC", **options):
-    guard = anchorhold.Guard(model, measure, strength, **options)
+    guard = anchorhold.Guard(model, measure, strength=strength, **grouped(**options))
     for seed in (1, 2):
         moved(model, 10 * seed)
         guard.consolidate([batch(seed)])
@@ -50,7 +51,12 @@ def test_each_weight_has_the_strength_of_its_pattern(decay, anchor, slopes):
         pytest.skip("which is refused")
     model, c = regression(), {"weight": 0.7, "bias": 3.0}
     guard = anchorhold.Guard(
-        model, anchorhold.Fisher(likelihood="gaussian"), c, decay=decay, anchor=anchor, gradient_term=slopes
+        model,
+        anchorhold.Fisher(likelihood="gaussian"),
+        strength=c,
+        decay=decay,
+        anchor=anchor,
+        options=anchorhold.GuardOptions(gradient_term=slopes),
     )
     strengths = torch.cat([torch.full((p.numel(),), c[n], dtype=torch.float64) for n, p in model.named_parameters()])
     terms = []
@@ -76,7 +82,9 @@ def test_each_weight_has_the_strength_of_its_pattern(decay, anchor, slopes):
         constants.append(own.detach() - value(row(model)))
     torch.testing.assert_close(constants[0], constants[1], **CLOSE)
     if anchor == "mean":  # the middle of all tasks is the same, however strongly each weight is held to it
-        like = anchorhold.Guard(model, anchorhold.Fisher(likelihood="gaussian"), 1.0, decay=decay, anchor="mean")
+        like = anchorhold.Guard(
+            model, anchorhold.Fisher(likelihood="gaussian"), strength=1.0, decay=decay, anchor="mean"
+        )
         for seed, (_, _, theta, _) in enumerate(terms):
             put(model, theta)
             like.consolidate([data(seed)])
@@ -93,8 +101,8 @@ def test_in_every_form_and_around_every_centre(form, options):
     plain = after_two_tasks(net(), 1.0, form=form, **options)
     for name, omega in plain.importance.items():  # what was measured is not what it is multiplied by
         torch.testing.assert_close(guard.importance[name], omega, **CLOSE)
-    for name, tilt in plain.tilt.items():
-        torch.testing.assert_close(guard.tilt[name], tilt, **CLOSE)
+    for name, tilt in plain.held.linear_term.items():
+        torch.testing.assert_close(guard.held.linear_term[name], tilt, **CLOSE)
     moved(model, 3)
     put(plain._core.runtime.model, row(model))
     expected = slopes_of(plain, plain._core.runtime.model)
@@ -152,7 +160,7 @@ def test_what_is_measured_along_the_path_is_of_the_task_alone(measure):
     found = []
     for strength in (1.0, {"0.*": 1.0, "*": 1.0}, BY_PATTERN):
         model = net()
-        guard = anchorhold.Guard(model, measure, strength, from_scratch=True)
+        guard = anchorhold.Guard(model, measure, strength=strength, from_scratch=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         guard.attach(optimizer)
         for task in range(2):
@@ -166,7 +174,7 @@ def test_what_is_measured_along_the_path_is_of_the_task_alone(measure):
 
 def test_a_measure_whose_total_may_be_negative():
     model = net()
-    guard = anchorhold.Guard(model, anchorhold.SI(clamp="total"), {"0.*": 2.0, "*": 0.5}, from_scratch=True)
+    guard = anchorhold.Guard(model, anchorhold.SI(clamp="total"), strength={"0.*": 2.0, "*": 0.5}, from_scratch=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=2.0)
     guard.attach(optimizer)
     train(model, optimizer, steps=9)
@@ -195,7 +203,7 @@ def test_a_strength_of_zero_holds_nothing_there():
 
 def test_reading_and_setting():
     model = net()
-    guard = anchorhold.Guard(model, "EWC", BY_PATTERN)
+    guard = anchorhold.Guard(model, "EWC", strength=BY_PATTERN)
     assert guard.strength == BY_PATTERN
     assert "strength 5 for '0.*', 0.5 for '*'" in str(guard)
     guard.consolidate([batch(0)])
@@ -232,7 +240,7 @@ def _pairs(model, guard):
 )
 def test_strengths_that_cannot_be_meant_are_refused(strength, said):
     with pytest.raises(ConfigurationError, match=said):
-        anchorhold.Guard(net(), "EWC", strength)
+        anchorhold.Guard(net(), "EWC", strength=strength)
     model = net()
     guard = after_two_tasks(model, 2.0)
     moved(model, 3)
@@ -245,16 +253,16 @@ def test_strengths_that_cannot_be_meant_are_refused(strength, said):
 @pytest.mark.parametrize("form", ["rotated", "kronecker", "dense", "lowrank"])
 def test_a_matrix_has_one_strength(form):
     with pytest.raises(ConfigurationError, match=f"in the form '{form}' one matrix holds both"):
-        anchorhold.Guard(net(), "EWC", WITH_BIASES, form=form)
-    anchorhold.Guard(net(), "EWC", {"0.weight": 2.0, "*": 2.0}, form=form)
-    anchorhold.Guard(net(), "EWC", WITH_BIASES)
+        anchorhold.Guard(net(), "EWC", strength=WITH_BIASES, form=form)
+    anchorhold.Guard(net(), "EWC", strength={"0.weight": 2.0, "*": 2.0}, form=form)
+    anchorhold.Guard(net(), "EWC", strength=WITH_BIASES)
 
 
 def test_what_is_protected_later_needs_a_strength_too():
     model = nn.Sequential(net(), nn.Linear(3, 3).double())
     for parameter in model[1].parameters():
         parameter.requires_grad_(False)
-    guard = anchorhold.Guard(model, "EWC", {"0.*": 2.0, "1.weight": 1.0})  # frozen ones count as there
+    guard = anchorhold.Guard(model, "EWC", strength={"0.*": 2.0, "1.weight": 1.0})  # frozen ones count as there
     guard.consolidate([batch(0)])
     for parameter in model[1].parameters():
         parameter.requires_grad_(True)
@@ -267,7 +275,7 @@ def test_folded_layers_have_one_strength():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)).double().eval()
     patterns = {"0.*": 2.0, "1.*": 2.0, "3.*": 0.5}
-    guard = anchorhold.Guard(model, "EWC", patterns, batch_norm="fold")
+    guard = anchorhold.Guard(model, "EWC", strength=patterns, batch_norm="fold")
     guard.consolidate([batch(0)])
     plain = copy.deepcopy(guard)
     plain.strength = 1.0
@@ -276,7 +284,7 @@ def test_folded_layers_have_one_strength():
     expected = slopes_of(plain, plain._core.runtime.model)
     for name, slope in slopes_of(guard, model).items():
         torch.testing.assert_close(slope, strength_of(patterns, name) * expected[name], **CLOSE)
-    split = anchorhold.Guard(model, "EWC", {"1.*": 1.0, "*": 2.0}, batch_norm="fold")
+    split = anchorhold.Guard(model, "EWC", strength={"1.*": 1.0, "*": 2.0}, batch_norm="fold")
     with pytest.raises(ConfigurationError, match="batch_norm='fold' they are held as one"):
         split.consolidate([batch(0)])
     assert split.tasks == 0 and not split.anchor
@@ -291,7 +299,7 @@ def test_warnings_name_the_strength_of_the_weight():
         train(model, optimizer, steps=1)
     largest = max(float(guard.importance[name].max()) for name in ("2.weight", "2.bias"))
     assert f"with importance {largest:.3g}" in str(told[0].message)
-    fresh = anchorhold.Guard(net(), "EWC", BY_PATTERN)
+    fresh = anchorhold.Guard(net(), "EWC", strength=BY_PATTERN)
     optimizer = torch.optim.SGD(fresh._core.runtime.model.parameters(), lr=0.1)
     fresh.attach(optimizer)
     with pytest.warns(AnchorholdWarning, match=r"so strength=\{'0.\*': 5.0, '\*': 0.5\} has nothing to pull at"):
@@ -312,7 +320,7 @@ def test_a_relative_strength_is_found_from_the_trace(form, measure):
     assert "relative strength 0.3, of which the first consolidation makes a strength" in str(guard)
     guard.consolidate([batch(0)])
     p = sum(parameter.numel() for parameter in model.parameters())
-    trace = sum(float(matrix.trace()) for matrix in guard.matrices.values())
+    trace = sum(float(matrix.trace()) for matrix in guard.held.matrices.values())
     c = 0.3 * p / trace
     assert guard.strength == pytest.approx(c, rel=1e-12)
     if form in ("diagonal", "rotated", "dense"):
@@ -337,7 +345,11 @@ def test_it_is_of_the_protected_weights_and_of_the_measure_that_holds():
 def test_a_relative_strength_along_the_path_and_of_clamped_totals():
     model = net()
     guard = anchorhold.Guard(
-        model, anchorhold.SI(clamp="total"), relative_strength=0.5, from_scratch=True, implicit=False
+        model,
+        anchorhold.SI(clamp="total"),
+        relative_strength=0.5,
+        from_scratch=True,
+        options=anchorhold.GuardOptions(implicit=False),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=2.0)
     guard.attach(optimizer)
@@ -364,7 +376,9 @@ def test_a_relative_strength_along_the_path_and_of_clamped_totals():
 def test_a_relative_strength_in_fewer_bits_is_of_what_was_measured():
     found = []
     for dtype in (None, torch.bfloat16):
-        guard = anchorhold.Guard(net(), "EWC", relative_strength=1.0, state_dtype=dtype)
+        guard = anchorhold.Guard(
+            net(), "EWC", relative_strength=1.0, options=anchorhold.GuardOptions(state_dtype=dtype)
+        )
         guard.consolidate([batch(0)])
         found.append(guard.strength)
     assert found[0] == found[1]
@@ -391,7 +405,7 @@ def test_relative_strengths_that_make_no_sense(given):
 def test_one_or_the_other():
     for strength in (1.0, 2.0, {"*": 1.0}):
         with pytest.raises(ConfigurationError, match="expected one of both"):
-            anchorhold.Guard(net(), "EWC", strength, relative_strength=1.0)
+            anchorhold.Guard(net(), "EWC", strength=strength, relative_strength=1.0)
     with pytest.raises(ConfigurationError, match="fine-tune, which finds no importance"):
         anchorhold.Guard(net(), "fine-tune", relative_strength=1.0)
 
@@ -428,7 +442,7 @@ def test_it_is_told_that_nothing_is_held_yet():
 @pytest.mark.parametrize("way", ["file", "dict"])
 def test_they_are_saved_and_go_on_exactly(settings, way, tmp_path):
     model = net()
-    guard = anchorhold.Guard(model, "EWC", **settings)
+    guard = anchorhold.Guard(model, "EWC", **grouped(**settings))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     guard.consolidate([batch(0)])
     guard.attach(optimizer)
@@ -454,11 +468,11 @@ def test_they_are_saved_and_go_on_exactly(settings, way, tmp_path):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 @pytest.mark.parametrize("settings", [{"strength": WITH_BIASES}, {"relative_strength": 0.3}])
 def test_a_distributed_checkpoint_has_them_in_their_order(settings, tmp_path):
-    guard = anchorhold.Guard(net(), "EWC", **settings)
+    guard = anchorhold.Guard(net(), "EWC", **grouped(**settings))
     guard.consolidate([batch(0)])
     checkpoint.save({"guard": guard.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
     resumed = anchorhold.Guard(net(), "EWC")
-    state = {"guard": resumed.blank_state_dict(checkpoint.FileSystemReader(tmp_path).read_metadata())}
+    state = {"guard": anchorhold.guard.blank_state_dict(resumed, checkpoint.FileSystemReader(tmp_path).read_metadata())}
     checkpoint.load(state, checkpoint_id=tmp_path, no_dist=True)
     resumed.load_state_dict(state["guard"])
     assert resumed.relative_strength == guard.relative_strength
@@ -481,13 +495,13 @@ def test_a_relative_one_may_be_saved_before_it_is_found(tmp_path):
 
 
 def test_a_number_is_saved_as_it_was_before_there_were_others():
-    guard = anchorhold.Guard(net(), "EWC", 2.0)
+    guard = anchorhold.Guard(net(), "EWC", strength=2.0)
     assert not {"strengths", "relative_strength"} & guard.state_dict().keys()
     guard.strength = BY_PATTERN
     assert guard.state_dict()["strengths"] == [["0.*", 5.0], ["*", 0.5]]
-    other = anchorhold.Guard(net(), "EWC", BY_PATTERN)
+    other = anchorhold.Guard(net(), "EWC", strength=BY_PATTERN)
     with pytest.warns(anchorhold.AnchorholdWarning, match=r"made with strength=\{.*has strength=2,"):
-        other.load_state_dict(anchorhold.Guard(net(), "EWC", 2.0).state_dict())
+        other.load_state_dict(anchorhold.Guard(net(), "EWC", strength=2.0).state_dict())
     assert other.strength == 2.0
 
 

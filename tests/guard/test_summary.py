@@ -83,7 +83,7 @@ def anchorhold_refreshed(guard):
     return guard
 
 
-@pytest.mark.parametrize("name", sorted(anchorhold.measures()))
+@pytest.mark.parametrize("name", sorted(anchorhold.measures.default_measures()))
 def test_all_of_it_is_short_for_every_measure(name):
     model = nn.Sequential(nn.Linear(64, 500), nn.ReLU(), nn.Linear(500, 10))
     guard = anchorhold.Guard(model, name, watch=[] if name == "SI" else ["SI"], strength=1e-3)
@@ -93,11 +93,11 @@ def test_all_of_it_is_short_for_every_measure(name):
     loss = nn.functional.cross_entropy(model(data[0]), data[1])
     loss.backward()
     if guard.measures[name].needs.independent:
-        guard.observe_independent(nn.functional.cross_entropy(model(data[0] + 1), data[1]), samples=8)
-    guard.observe_samples([data])
+        guard.gradients.independent(nn.functional.cross_entropy(model(data[0] + 1), data[1]), samples=8)
+    guard.gradients.samples([data])
     optimizer.step()
     found = guard.consolidate([data])
-    for thing in (guard, found, found[name], guard.path):
+    for thing in (guard, found, found[name], guard.gradients.path):
         assert len(lines(thing)) <= 10
         assert len(str(thing)) < 900
     assert "2 parameters" not in str(found[name])
@@ -115,7 +115,7 @@ def test_what_was_found_says_from_how_many_samples_and_which_way():
 
 
 def test_the_form_and_other_holds_are_named():
-    class Pull(anchorhold.Hold):
+    class Pull(anchorhold.holds.Hold):
         name = "pull"
 
     guard = anchorhold.Guard(net(), "EWC", holds=[Pull(2.0)])
@@ -139,7 +139,7 @@ def test_a_layer_of_another_shape_does_not_stop_it():
     guard = anchorhold.Guard(model, anchorhold.Fisher())
     guard.consolidate([batch(0)])
     model[2] = nn.Linear(5, 7).double()
-    with pytest.raises(anchorhold.ProtectError):
+    with pytest.raises(anchorhold.errors.ProtectError):
         guard.attach(torch.optim.Adam(model.parameters()))
     assert "holds 2 parameters" in str(guard)
     assert "consolidated with another shape, which attach() refuses: 2.weight and 1 more" in str(guard)

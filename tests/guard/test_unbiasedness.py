@@ -51,7 +51,7 @@ PAIRS = list(itertools.product(EVERY, repeat=2))  # every batch of two, drawn wi
 def with_second_batch(data, first, second):
     def act(model, guard):
         loss(model, data, first).backward()
-        guard.observe_independent(loss(model, data, second), samples=2)
+        guard.gradients.independent(loss(model, data, second), samples=2)
 
     return act
 
@@ -81,7 +81,7 @@ def test_the_mean_of_siu_is_the_path_integral_of_the_full_gradient(net, data):
 
 def test_si_is_siu_plus_sib(net, data):
     act = with_second_batch(data, (0, 1), (2, 3))
-    si, siu, sib = (raw_after_one_step(net, anchorhold.measure(kind), act) for kind in ("SI", "SIU", "SIB"))
+    si, siu, sib = (raw_after_one_step(net, anchorhold.measures.measure(kind), act) for kind in ("SI", "SIU", "SIB"))
     for name, value in si.items():
         torch.testing.assert_close(siu[name] + sib[name], value)
 
@@ -97,13 +97,13 @@ def test_unbiased_sos_estimates_the_empirical_fisher(net, data, source):
 
     def halves(first, second):
         def act(model, guard):
-            guard.backward_halves(loss(model, data, first), loss(model, data, second), samples=2)
+            guard.gradients.halves(loss(model, data, first), loss(model, data, second), samples=2)
 
         return act
 
     make = halves if source == "halves" else lambda first, second: with_second_batch(data, first, second)
     found = mean(raw_after_one_step(net, measure, make(a, b)) for a in PAIRS for b in PAIRS)
-    scale = (1 - anchorhold.unbiased_alpha(2)) ** 2
+    scale = (1 - anchorhold.measures.unbiased_alpha(2)) ** 2
     plain = mean(
         raw_after_one_step(net, anchorhold.SOS(beta2=0.0, normalise=False), with_second_batch(data, b, b))
         for b in PAIRS
@@ -118,7 +118,7 @@ def test_halves_leave_the_whole_batch_in_grad(net, data):
     model = copy.deepcopy(net)
     guard = anchorhold.Guard(model, anchorhold.SOS(alpha=1.0))
     guard.attach(torch.optim.SGD(model.parameters(), lr=0.1))
-    guard.backward_halves(loss(model, data, [0, 1]), loss(model, data, [2, 3]))
+    guard.gradients.halves(loss(model, data, [0, 1]), loss(model, data, [2, 3]))
     expected = oracle.gradients(loss(net, data, range(4)), net)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name])
@@ -130,7 +130,7 @@ def test_halves_train_a_head_of_its_own_too():
     guard = anchorhold.Guard(body, anchorhold.SOS(alpha=1.0))
     optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
     guard.attach(optimizer)
-    guard.backward_halves(head(body(x[:4])).mean(), head(body(x[4:])).mean())
+    guard.gradients.halves(head(body(x[:4])).mean(), head(body(x[4:])).mean())
     trained = [*body.parameters(), *head.parameters()]
     for parameter, gradient in zip(trained, torch.autograd.grad(head(body(x)).mean(), trained), strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
@@ -146,12 +146,12 @@ def test_what_one_of_the_two_gradients_does_not_reach_has_none_there(way):
     first, second = (head(x).square().mean() for head in heads)
     g = [torch.autograd.grad(half, heads[i].weight, retain_graph=True)[0] for i, half in enumerate((first, second))]
     if way == "backward_halves":
-        guard.backward_halves(first, second)
+        guard.gradients.halves(first, second)
     else:
         first.backward()
-        guard.observe_independent(second)
+        guard.gradients.independent(second)
     optimizer.step()
-    found = guard.path.running["SOS"]["second_moment"]
+    found = guard.gradients.path.running["SOS"]["second_moment"]
     torch.testing.assert_close(found["0.weight"], g[0].square())
     torch.testing.assert_close(found["1.weight"], (0.5 * g[1]).square())
 
@@ -167,10 +167,10 @@ def test_halves_of_16_bit_weights_are_added_up_in_full():
         halves = [model(part).square().mean() for part in x[8 * i : 8 * i + 8].chunk(2)]
         for k, half in enumerate(halves):
             sums[k] += torch.autograd.grad(half, model.weight, retain_graph=True)[0].float()
-        guard.backward_halves(*halves, accumulate=i > 0)
+        guard.gradients.halves(*halves, accumulate=i > 0)
     optimizer.step()
     torch.testing.assert_close(
-        guard.path.running["SOS"]["second_moment"]["weight"], (sums[0] - sums[1]).square(), rtol=1e-6, atol=0
+        guard.gradients.path.running["SOS"]["second_moment"]["weight"], (sums[0] - sums[1]).square(), rtol=1e-6, atol=0
     )
 
 
@@ -178,18 +178,18 @@ def test_halves_of_16_bit_weights_are_added_up_in_full():
 def test_halves_are_refused_where_the_step_is_made_of_both(net, data, measure):
     guard = anchorhold.Guard(net, measure)
     guard.attach(torch.optim.SGD(net.parameters(), lr=0.1))
-    with pytest.raises(anchorhold.OrderError, match="took no part in the step"):
-        guard.backward_halves(loss(net, data, [0]), loss(net, data, [1]))
+    with pytest.raises(anchorhold.errors.OrderError, match="took no part in the step"):
+        guard.gradients.halves(loss(net, data, [0]), loss(net, data, [1]))
 
 
 def test_halves_of_one_forward_pass_are_those_of_two(net, data):
     def at_once(model, guard):
         outputs = model(data[0])
         losses = [nn.functional.cross_entropy(outputs[half], data[1][half]) for half in (slice(0, 2), slice(2, 4))]
-        guard.backward_halves(*losses, samples=2)
+        guard.gradients.halves(*losses, samples=2)
 
     def apart(model, guard):
-        guard.backward_halves(loss(model, data, [0, 1]), loss(model, data, [2, 3]), samples=2)
+        guard.gradients.halves(loss(model, data, [0, 1]), loss(model, data, [2, 3]), samples=2)
 
     once, twice = (raw_after_one_step(net, anchorhold.SOS(alpha="unbiased"), act) for act in (at_once, apart))
     for name, value in twice.items():

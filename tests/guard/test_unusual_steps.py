@@ -79,7 +79,7 @@ def two_tasks(measure, descent, *, fail=()):
 
     model = linear()
     optimizer = Flaky(model.parameters(), 0.01)
-    guard = anchorhold.Guard(model, measure, 10.0)
+    guard = anchorhold.Guard(model, measure, strength=10.0)
     guard.attach(optimizer)
     for task in range(2):
         for i in range(4):
@@ -90,7 +90,7 @@ def two_tasks(measure, descent, *, fail=()):
                 with pytest.raises(MemoryError):
                     optimizer.step()
             optimizer.step()
-        steps = guard.path.steps
+        steps = guard.gradients.path.steps
         guard.consolidate([X])
     return [*model.parameters(), *guard.importance.values()], steps
 
@@ -108,7 +108,7 @@ def held(measure, make=torch.optim.SGD, strength=1.0, **options):
     """A guard that holds a model to where it was, from which it has been moved away since."""
     model = linear()
     optimizer = make(model.parameters(), 0.01, **options)
-    guard = anchorhold.Guard(model, measure, strength, implicit=False)
+    guard = anchorhold.Guard(model, measure, strength=strength, options=anchorhold.GuardOptions(implicit=False))
     guard.attach(optimizer)
     optimizer.zero_grad()
     model(X).square().mean().backward()
@@ -125,15 +125,15 @@ def test_a_gradient_that_has_the_penalty_in_it_is_not_stepped_with_again(measure
     model, optimizer, guard = held(measure)
     model(X).square().mean().backward()
     optimizer.step()
-    before, steps = model.weight.detach().clone(), guard.path.steps
+    before, steps = model.weight.detach().clone(), guard.gradients.path.steps
     with pytest.raises(OrderError, match=r"'weight' is still that of the last step.*zero_grad\(\) and backward\(\)"):
         optimizer.step()
-    assert torch.equal(model.weight, before) and guard.path.steps == steps
+    assert torch.equal(model.weight, before) and guard.gradients.path.steps == steps
     for set_to_none in (True, False):
         optimizer.zero_grad(set_to_none=set_to_none)
         model(X).square().mean().backward()
         optimizer.step()
-    assert guard.path.steps == steps + 2
+    assert guard.gradients.path.steps == steps + 2
 
 
 def test_two_steps_for_one_backward_are_measured_where_the_gradient_is_the_tasks():
@@ -144,7 +144,7 @@ def test_two_steps_for_one_backward_are_measured_where_the_gradient_is_the_tasks
     optimizer.step()
     assert torch.equal(model.weight.grad, gradient)
     expected = -gradient * (model.weight.detach() - before)
-    torch.testing.assert_close(guard.path.running["SI"]["path"]["weight"], expected)
+    torch.testing.assert_close(guard.gradients.path.running["SI"]["path"]["weight"], expected)
 
 
 @pytest.mark.parametrize("measure", ["SOS", "SI", "EWC"])
@@ -166,9 +166,9 @@ def test_gradients_that_an_optimiser_has_cleared_are_measured_and_stay_cleared(m
         usual.zero_grad()
         twin(X).square().mean().backward()
         usual.step()
-    assert guard.path.steps == expected.path.steps == 2
+    assert guard.gradients.path.steps == expected.path.steps == 2
     torch.testing.assert_close(dict(model.named_parameters()), dict(twin.named_parameters()))
-    torch.testing.assert_close(guard.path.running, expected.path.running)
+    torch.testing.assert_close(guard.gradients.path.running, expected.path.running)
 
 
 @pytest.mark.parametrize("foreach", [False, True])
@@ -181,7 +181,7 @@ def test_observing_alone_is_right_with_an_optimiser_that_overwrites_gradients(fo
         gradient, before = model.weight.grad.clone(), model.weight.detach().clone()
         optimizer.step()
         total -= gradient * (model.weight.detach() - before)
-    torch.testing.assert_close(guard.path.running["SI"]["path"]["weight"], total)
+    torch.testing.assert_close(guard.gradients.path.running["SI"]["path"]["weight"], total)
 
 
 @pytest.mark.parametrize("measure", ["L2", "SOS"])
@@ -190,7 +190,7 @@ def test_gradients_that_share_their_memory_are_held_each_by_itself(measure):
         [nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(4))]
     )
     optimizer = torch.optim.SGD(pair.parameters(), 0.1)
-    guard = anchorhold.Guard(pair, measure, 1.0, implicit=False)
+    guard = anchorhold.Guard(pair, measure, strength=1.0, options=anchorhold.GuardOptions(implicit=False))
     guard.attach(optimizer)
 
     def step():
@@ -217,7 +217,7 @@ def test_gradients_that_share_their_memory_are_held_each_by_itself(measure):
 
 
 @dataclasses.dataclass(frozen=True)
-class Travelled(anchorhold.PathMeasure):
+class Travelled(anchorhold.measures.PathMeasure):
     """The length of the way, whatever moved the weights."""
 
     choose_when: ClassVar[str] = "never"
@@ -240,7 +240,7 @@ class Travelled(anchorhold.PathMeasure):
 def test_what_the_penalty_alone_moves_has_travelled():
     model = nn.ModuleList([linear(), linear()])
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    guard = anchorhold.Guard(model, Travelled(), 1.0, implicit=False)
+    guard = anchorhold.Guard(model, Travelled(), strength=1.0, options=anchorhold.GuardOptions(implicit=False))
     guard.attach(optimizer)
     (model[0](X) + model[1](X)).square().mean().backward()
     optimizer.step()
@@ -314,7 +314,7 @@ def test_a_step_that_calls_its_bases_is_one_step(descent, derived, measure, with
     def trained(kind):
         model = linear()
         optimizer = kind(model.parameters(), 0.01)
-        guard = anchorhold.Guard(model, measure, 5.0)
+        guard = anchorhold.Guard(model, measure, strength=5.0)
         guard.attach(optimizer)
         for task in range(2):
             for step in range(3):
@@ -334,8 +334,8 @@ def test_a_step_that_calls_its_bases_is_one_step(descent, derived, measure, with
 
     model, guard = trained(derived(descent))
     expected, reference = trained(Whole)
-    assert guard.path.steps == reference.path.steps == 3
+    assert guard.gradients.path.steps == reference.path.steps == 3
     torch.testing.assert_close(model.weight, expected.weight)
-    for label, states in reference.path.running.items():
+    for label, states in reference.gradients.path.running.items():
         for state, tensors in states.items():
-            torch.testing.assert_close(guard.path.running[label][state], tensors)
+            torch.testing.assert_close(guard.gradients.path.running[label][state], tensors)

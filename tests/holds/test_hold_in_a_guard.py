@@ -10,6 +10,7 @@ from torch import nn
 import anchorhold
 from anchorhold.errors import ConfigurationError, NotFiniteError, StateError
 from anchorhold.holds import HOLDS, Hold, register_hold
+from tests.helpers import grouped
 
 X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3)
 Y = torch.arange(20) % 2
@@ -73,7 +74,7 @@ def step(model, optimizer, x=X):
 def started(measure="SI", strength=2.0, **settings):
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = anchorhold.Guard(model, measure, strength, **settings)
+    guard = anchorhold.Guard(model, measure, strength=strength, **grouped(**settings))
     guard.attach(optimizer)
     step(model, optimizer)
     guard.consolidate([(X, Y)])
@@ -95,7 +96,7 @@ def test_measures_see_the_optimisers_step_without_it():
     for holds in ([], ["toy-halfway"]):
         model, optimizer, guard = started(holds=holds)
         step(model, optimizer)
-        paths.append(guard.path.running["SI"]["path"]["weight"].clone())
+        paths.append(guard.gradients.path.running["SI"]["path"]["weight"].clone())
     assert torch.equal(*paths)
 
 
@@ -107,7 +108,7 @@ def test_a_hold_with_a_batch_adds_the_gradient_of_its_value(measure, closure):
     with torch.no_grad():
         model.weight.mul_(-1)
     twin = copy.deepcopy(model)
-    labels = guard.holds[0].labels
+    labels = guard.options.holds[0].labels
     loss = F.cross_entropy(twin(X), Y) + 0.3 * F.cross_entropy(twin(inputs), labels)
     for name, parameter in twin.named_parameters():
         loss = loss + 2.0 * (guard.importance[name] * (parameter - guard.anchor[name]).square()).sum()
@@ -134,7 +135,7 @@ def test_measures_see_the_tasks_gradient_and_so_does_the_user():
     for holds in ([], [Rehearsal(-X, strength=5.0)]):
         model, optimizer, guard = started("SOS", holds=holds)
         step(model, optimizer)
-        seconds.append(guard.path.running["SOS"]["second_moment"]["weight"].clone())
+        seconds.append(guard.gradients.path.running["SOS"]["second_moment"]["weight"].clone())
     assert torch.equal(*seconds)
     model, optimizer, guard = started("SI", strength=0.0, holds=[Rehearsal(-X, strength=5.0)])
     F.cross_entropy(model(X), Y).backward()
@@ -149,7 +150,7 @@ def test_a_loss_scale_is_the_holds_too():
 
     def moved(scale):
         model = linear().float()
-        guard = anchorhold.Guard(model, "EWC", 2.0, holds=[Rehearsal(-X.float())])
+        guard = anchorhold.Guard(model, "EWC", strength=2.0, holds=[Rehearsal(-X.float())])
         guard.consolidate([(X.float(), Y)])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
         guard.attach(optimizer)
@@ -168,7 +169,7 @@ def test_its_state_travels_with_the_guards(tmp_path):
     guard.save(tmp_path / "state")
     other = anchorhold.Guard(linear(), "SI", holds=[Rehearsal(X)])
     other.load(tmp_path / "state")
-    assert torch.equal(other.holds[0].labels, guard.holds[0].labels)
+    assert torch.equal(other.options.holds[0].labels, guard.options.holds[0].labels)
     with pytest.raises(StateError, match="holds="):
         anchorhold.Guard(linear(), "SI").load(tmp_path / "state")
     _, _, plain = started()
@@ -193,7 +194,7 @@ def test_a_hold_that_refuses_a_task_leaves_all_as_they_were():
     step(model, optimizer)
     with pytest.raises(ConfigurationError, match="not this one"):
         guard.consolidate()
-    assert guard.tasks == 1 and guard.path.steps == 1
+    assert guard.tasks == 1 and guard.gradients.path.steps == 1
     assert torch.equal(kept.labels, labels) and torch.equal(guard.anchor["weight"], anchor)
 
 
@@ -292,7 +293,7 @@ def test_a_hold_that_raises_has_changed_nothing_and_the_step_can_be_tried_again(
 def test_shared_and_expanded_gradients_are_pulled_once(measure):
     pair = nn.ParameterList([nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))])
     optimizer = torch.optim.SGD(pair.parameters(), lr=1.0)
-    guard = anchorhold.Guard(pair, "SI" if measure == "SI" else "L2", 0.0, holds=[Constant(1.0)])
+    guard = anchorhold.Guard(pair, "SI" if measure == "SI" else "L2", strength=0.0, holds=[Constant(1.0)])
     guard.attach(optimizer)
     pair[0].grad = pair[1].grad = torch.full((3,), 10.0)
     pair[2].grad = torch.full((1,), 10.0).expand(3)
@@ -303,18 +304,20 @@ def test_shared_and_expanded_gradients_are_pulled_once(measure):
 def test_a_parameter_without_a_gradient_is_pulled_measured_and_left_without():
     pair = nn.ParameterList([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))])
     optimizer = torch.optim.SGD(pair.parameters(), lr=1.0)
-    guard = anchorhold.Guard(pair, "SI", 0.0, holds=[Constant(3.0)])
+    guard = anchorhold.Guard(pair, "SI", strength=0.0, holds=[Constant(3.0)])
     guard.attach(optimizer)
     pair[0].sum().backward()
     optimizer.step()
     assert pair[1].tolist() == [-3.0] * 2 and pair[1].grad is None
-    assert torch.equal(guard._core.task.start["1"], torch.zeros(2)) and "1" in guard.path.running["SI"]["path"]
+    assert (
+        torch.equal(guard._core.task.start["1"], torch.zeros(2)) and "1" in guard.gradients.path.running["SI"]["path"]
+    )
 
 
 def test_a_pull_beyond_float16_stays_a_number():
     model = linear().half()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-    guard = anchorhold.Guard(model, "L2", 0.0, holds=[Constant(100.0)])
+    guard = anchorhold.Guard(model, "L2", strength=0.0, holds=[Constant(100.0)])
     guard.attach(optimizer)
     optimizer.grad_scale, optimizer.found_inf = torch.tensor(65536.0), torch.tensor(0.0)
     for parameter in model.parameters():
@@ -336,13 +339,15 @@ def test_a_pull_beyond_float16_stays_a_number():
 )
 def test_what_is_no_gradient_is_refused_before_anything_has_changed(answer, error, message):
     model, optimizer, guard = started("SOS", holds=[Scripted(dict)])
-    guard.holds[0].answer = answer
+    guard.options.holds[0].answer = answer
     optimizer.zero_grad()
     F.cross_entropy(model(X), Y).backward()
     before, grad = model.weight.detach().clone(), model.weight.grad.clone()
     with pytest.raises(error, match=message):
         optimizer.step()
-    assert torch.equal(model.weight, before) and torch.equal(model.weight.grad, grad) and guard.path.steps == 0
+    assert (
+        torch.equal(model.weight, before) and torch.equal(model.weight.grad, grad) and guard.gradients.path.steps == 0
+    )
 
 
 class Counting(Hold):
@@ -381,7 +386,7 @@ def test_a_state_that_one_hold_refuses_is_taken_by_none():
     guard = anchorhold.Guard(linear(), "L2", holds=[Counting("first"), Counting("second")])
     with pytest.raises(StateError, match=r"The hold 'second' cannot go on from this state.*KeyError"):
         guard.load_state_dict(state)
-    assert guard.holds[0].count == 0 and guard.tasks == 0
+    assert guard.options.holds[0].count == 0 and guard.tasks == 0
 
 
 def test_a_hold_without_a_name_is_told_how_it_gets_one():

@@ -141,7 +141,7 @@ def linear(bias=True, inputs=8):
 
 
 def projected(model, old, measure="fine-tune", strength=1.0, **settings):
-    guard = anchorhold.Guard(model, measure, strength, holds=[anchorhold.Projection(1.0, **settings)])
+    guard = anchorhold.Guard(model, measure, strength=strength, holds=[anchorhold.Projection(1.0, **settings)])
     guard.consolidate([(old, torch.arange(len(old)) % 3)])
     return guard
 
@@ -230,7 +230,7 @@ def test_measures_find_the_same_with_and_without_it(measure):
     for holds in ([], [anchorhold.Projection(1.0)]):
         torch.manual_seed(3)
         model = linear()
-        guard = anchorhold.Guard(model, measure, 0.5, from_scratch=True, holds=holds)
+        guard = anchorhold.Guard(model, measure, strength=0.5, from_scratch=True, holds=holds)
         guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
         train(model, optimizer, OLD, steps=2)
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(OLD, torch.arange(4) % 3), 2, shuffle=True)
@@ -286,7 +286,7 @@ def test_a_run_goes_on_from_a_file_bit_by_bit(method, tmp_path):
         model, _ = network_and_inputs("attention")
         model = model.float()
         hold = anchorhold.Projection(0.9, method=method, rest="freeze")
-        guard = anchorhold.Guard(model, "SI", 0.1, from_scratch=True, holds=[hold])
+        guard = anchorhold.Guard(model, "SI", strength=0.1, from_scratch=True, holds=[hold])
         return model, guard, torch.optim.SGD(model.parameters(), lr=0.1)
 
     data = [network_and_inputs("attention", seed=seed)[1] for seed in range(3)]
@@ -322,16 +322,16 @@ class Refusing(Hold):
 def test_a_task_that_is_refused_leaves_it_as_it_was():
     model = linear()
     guard = projected(model, OLD[:2])
-    kept = {key: tensor.clone() for key, tensor in guard.holds[0].state().items()}
+    kept = {key: tensor.clone() for key, tensor in guard.options.holds[0].state().items()}
     guard._core.options.holds.append(Refusing())
     with pytest.raises(ConfigurationError, match="not this one"):
         guard.consolidate([NEW])
     assert guard.tasks == 1
-    assert all(torch.equal(guard.holds[0].state()[key], tensor) for key, tensor in kept.items())
+    assert all(torch.equal(guard.options.holds[0].state()[key], tensor) for key, tensor in kept.items())
     guard._core.options.holds.pop()
     with pytest.raises(NotFiniteError, match="NaN or infinity"):
         guard.consolidate([NEW.index_fill(0, torch.tensor(1), torch.nan)])
-    assert guard.tasks == 1 and guard.holds[0].free == {"weight": 7}
+    assert guard.tasks == 1 and guard.options.holds[0].free == {"weight": 7}
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_data_that_is_not_there_or_worn_out_is_refused():
         guard.consolidate([])
     assert guard.tasks == 0
     guard.consolidate(iter([OLD[:2]]))  # which nobody else reads
-    assert guard.holds[0].free == {"weight": 7}
+    assert guard.options.holds[0].free == {"weight": 7}
     guard = anchorhold.Guard(linear(), "EWC", holds=["projection"])
     with pytest.raises(BatchError, match=r"only once, and EWC, the hold 'projection' each read them"):
         guard.consolidate(iter([OLD[:2]]))
@@ -440,7 +440,7 @@ def test_a_layer_that_is_too_wide_is_part_of_the_rest():
     guard = anchorhold.Guard(model, "fine-tune", holds=[anchorhold.Projection(largest_side=8)])
     with pytest.warns(AnchorholdWarning, match=r"does not hold 'bias' \(more inputs than largest_side\)"):
         guard.consolidate([OLD])
-    assert guard.holds[0].free == {}
+    assert guard.options.holds[0].free == {}
 
 
 def test_what_is_forgotten_is_free_again():
@@ -449,7 +449,7 @@ def test_what_is_forgotten_is_free_again():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AnchorholdWarning)
         guard.forget("weight", "bias")
-    assert guard.holds[0].free == {}
+    assert guard.options.holds[0].free == {}
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
     answers = model(OLD[:2]).detach()
     train(model, optimizer, NEW, steps=1)

@@ -14,7 +14,7 @@ STRENGTH = 0.37213  # which 16 bits cannot hold
 def held(dtype, form=None):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), STRENGTH, form=form or Rotated16())
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=STRENGTH, form=form or Rotated16())
     guard.consolidate([(torch.randn(16, 6, dtype=dtype), torch.randint(0, 3, (16,)))])
     with torch.no_grad():
         for parameter in model.parameters():
@@ -28,7 +28,7 @@ def test_d_is_rounded_once(dtype, kept):
     model, guard = held(dtype)
     own = {name: parameter.detach() for name, parameter in model.named_parameters()}
     anchor = {name: tensor if kept is None else tensor.to(kept) for name, tensor in guard.anchor.items()}
-    for matrix in guard.matrices.values():
+    for matrix in guard.held.matrices.values():
         exact = displacement(matrix, own, anchor)
         rounded = displacement(matrix, own, anchor, rounded=True)
         for name in exact:
@@ -41,7 +41,7 @@ def test_d_is_rounded_once(dtype, kept):
 def test_other_forms_are_not_rounded():
     model, guard = held(torch.float32, Rotated())
     own = dict(model.named_parameters())
-    for matrix in guard.matrices.values():
+    for matrix in guard.held.matrices.values():
         for d in displacement(matrix, own, guard.anchor, rounded=True).values():
             assert d.dtype == torch.float32
 
@@ -51,12 +51,12 @@ def test_other_forms_are_not_rounded():
 def test_the_gradient_is_that_of_the_same_q_in_single_precision(dtype, form):
     model, guard = held(dtype, form)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    guard.implicit = False
+    guard.options.implicit = False
     guard.attach(optimizer)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     expected = {}
-    for matrix in guard.matrices.values():
+    for matrix in guard.held.matrices.values():
         d = displacement(matrix, dict(model.named_parameters()), guard.anchor)
         exact = matrix.map(lambda tensor: tensor.float())
         exact.precision = "float32"

@@ -78,7 +78,7 @@ def test_a_prepared_loop_does_what_a_plain_one_does(accumulate):
     accelerator, model, optimizer, loader, guard = prepared(gradient_accumulation_steps=accumulate)
     assert isinstance(optimizer, AcceleratedOptimizer)
     epoch(accelerator, model, optimizer, loader)
-    assert guard.path.steps == 4 // accumulate
+    assert guard.gradients.path.steps == 4 // accumulate
     other = net()
     reference, plain = guarded(other), torch.optim.Adam(other.parameters(), lr=0.01)
     reference.attach(plain)
@@ -102,7 +102,7 @@ def test_half_precision_stays_near():
         accelerator, model, optimizer, loader, guard = prepared(mixed_precision=precision)
         epoch(accelerator, model, optimizer, loader)
         guard.consolidate(loader)
-        runs[precision] = guard.importance_of("SOS")
+        runs[precision] = guard.held.of("SOS")
         forget_settings()
     for name, value in runs["bf16"].items():
         assert (value - runs["no"][name]).norm() < 0.02 * runs["no"][name].norm(), name
@@ -119,7 +119,7 @@ def test_checkpoints_resume_exactly(tmp_path):
 
     accelerator, model, optimizer, loader, guard = prepared()
     accelerator.load_state(str(tmp_path / "state"))
-    assert guard.path.steps == 2
+    assert guard.gradients.path.steps == 2
     epoch(accelerator, model, optimizer, loader)
     assert_same(state(guard), expected)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), weights, strict=True))
@@ -129,7 +129,7 @@ def test_a_checkpoint_without_the_guards_state_is_refused(tmp_path):
     accelerator, *_, guard = prepared()
     accelerator.save_state(str(tmp_path))
     (tmp_path / STATE_NAME).unlink()
-    with pytest.raises(anchorhold.StateError, match=STATE_NAME):
+    with pytest.raises(anchorhold.errors.StateError, match=STATE_NAME):
         accelerator.load_state(str(tmp_path))
     assert guard.tasks == 1
 
@@ -187,9 +187,11 @@ def test_mistakes_are_explained(tmp_path):
     accelerator = Accelerator(cpu=True)
     model, optimizer, _ = prepared_with(accelerator, 0)
     guard = anchorhold.Guard(model, anchorhold.SOS())
-    with pytest.raises(anchorhold.ConfigurationError, match="A guard of type AcceleratedOptimizer; expected a Guard,"):
+    with pytest.raises(
+        anchorhold.errors.ConfigurationError, match="A guard of type AcceleratedOptimizer; expected a Guard,"
+    ):
         prepare_guard(accelerator, optimizer, guard)
     accelerator.save_state(tmp_path)
     prepare_guard(accelerator, guard, optimizer)
-    with pytest.raises(anchorhold.StateError, match=r"made without prepare_guard\(\). Nothing was loaded"):
+    with pytest.raises(anchorhold.errors.StateError, match=r"made without prepare_guard\(\). Nothing was loaded"):
         accelerator.load_state(tmp_path)

@@ -73,5 +73,5 @@ def test_lightning_goes_back_by_a_share(at_end):
 def test_a_share_that_is_none_is_refused(share):
     guard = anchorhold.Guard(model_without_dropout(), anchorhold.SOS())
     for kind in (AnchorholdCallback, LightningCallback):
-        with pytest.raises(anchorhold.ConfigurationError, match=r"share=.*: expected a number from 0"):
+        with pytest.raises(anchorhold.errors.ConfigurationError, match=r"share=.*: expected a number from 0"):
             kind(guard, share=share)

@@ -48,14 +48,18 @@ def test_the_callback_of_another_trainer_says_which_to_import(tmp_path):
 
 def test_a_file_is_loaded_into_a_guard():
     guard = anchorhold.Guard(nn.Linear(3, 2), "EWC")
-    with pytest.raises(anchorhold.ConfigurationError, match=r"of no guard: .* guard\.load\('guard\.safetensors'\)"):
+    with pytest.raises(
+        anchorhold.errors.ConfigurationError, match=r"of no guard: .* guard\.load\('guard\.safetensors'\)"
+    ):
         anchorhold.Guard.load("guard.safetensors")
-    with pytest.raises(anchorhold.ConfigurationError, match=r"load\(dict\): expected the path .* load_state_dict"):
+    with pytest.raises(
+        anchorhold.errors.ConfigurationError, match=r"load\(dict\): expected the path .* load_state_dict"
+    ):
         guard.load(guard.state_dict())
 
 
 def test_an_adapter_that_was_loaded_frozen_is_told_of(tmp_path):
     get_peft_model(nn.Sequential(nn.Linear(3, 2)), LoraConfig(target_modules=["0"])).save_pretrained(tmp_path)
     model = PeftModel.from_pretrained(nn.Sequential(nn.Linear(3, 2)), tmp_path)
-    with pytest.raises(anchorhold.ProtectError, match=r"adapters, all of them frozen.*give is_trainable=True"):
+    with pytest.raises(anchorhold.errors.ProtectError, match=r"adapters, all of them frozen.*give is_trainable=True"):
         anchorhold.Guard(model, "EWC")

@@ -13,10 +13,12 @@ from torch.utils.data import DataLoader
 from trl import SFTTrainer
 
 import anchorhold
-from anchorhold import DarkExperience, Distillation, Replay, Reservoir
+from anchorhold import DarkExperience, Distillation, Replay
+from anchorhold.holds import Reservoir
 from anchorhold.integrations.accelerate import prepare_guard
 from anchorhold.integrations.huggingface import AnchorholdCallback
 from anchorhold.integrations.lightning import AnchorholdCallback as LightningCallback
+from tests.helpers import grouped
 from tests.integrations import test_accelerate, test_lightning, tiny
 from tests.integrations.test_accelerate import settings_of_ones_own  # noqa: F401 (a fixture)
 from tests.integrations.test_huggingface import (
@@ -48,7 +50,7 @@ def holds():
 
 
 def guarded(model, **options):
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=holds(), **options)
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=holds(), **grouped(**options))
     guard.consolidate()
     return guard
 
@@ -107,7 +109,7 @@ def test_a_trainer_mixes_as_a_loop_by_hand(changes, tmp_path):
     model, seen = model_without_dropout(), Seen()
     guard = guarded(model)
     trainer = train(tmp_path, guard, model, max_grad_norm=0.5, callbacks=[seen], **SGD, **changes)
-    assert guard.path.steps == 4  # of the optimiser: holds act once in each
+    assert guard.gradients.path.steps == 4  # of the optimiser: holds act once in each
     assert all(entry["anchorhold/replay"] > 0 for entry in seen.logs if "loss" in entry)
     other = model_without_dropout()
     by_hand(other, trainer, accumulate=changes.get("gradient_accumulation_steps", 1), clip=0.5, bf16="bf16" in changes)
@@ -121,7 +123,7 @@ def test_an_adapter_is_held_to_what_it_was(tmp_path):
 
     model = start()
     guard = guarded(model)
-    assert all("lora_" in name for name in guard.holds[1].before)  # the old model is the adapter's state alone
+    assert all("lora_" in name for name in guard.options.holds[1].before)  # the old model is the adapter's state alone
     trainer = train(tmp_path, guard, model, **SGD)
     other = start()
     by_hand(other, trainer)
@@ -147,10 +149,10 @@ def test_supervised_fine_tuning_mixes_as_a_loop_by_hand(tmp_path):
 def test_new_inputs_are_those_of_the_trainers_batches(tmp_path):
     """Learning without Forgetting: with accumulation, on the last of a step's batches."""
     model = model_without_dropout()
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Distillation("new")])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[Distillation("new")])
     guard.consolidate()
     train(tmp_path, guard, model, max_steps=2, gradient_accumulation_steps=2)
-    assert guard.holds[0].last > 0
+    assert guard.options.holds[0].last > 0
 
 
 class TestResuming:
@@ -158,11 +160,11 @@ class TestResuming:
 
     def make(self, model, buffer=None, task=None):
         buffered = [Replay(Reservoir(6), share=0.5, size=2), Distillation(OLD, name="distilled")]
-        guard = anchorhold.Guard(model, "EWC", 5.0, holds=buffered, watch=["SI"])
+        guard = anchorhold.Guard(model, "EWC", strength=5.0, holds=buffered, watch=["SI"])
         if buffer is None:
             guard.consolidate(task or proxy())
         elif buffer:
-            guard.holds[0].buffer.load(buffer)
+            guard.options.holds[0].buffer.load(buffer)
         return guard
 
     def test_hugging_face(self, tmp_path):
@@ -170,7 +172,7 @@ class TestResuming:
             model = tiny.gpt2(layers=1)  # with dropout
             guard = self.make(model, buffer)
             if buffer is None:
-                guard.holds[0].buffer.save(tmp_path / "buffer")
+                guard.options.holds[0].buffer.save(tmp_path / "buffer")
             saving = {"save_strategy": "steps", "save_steps": 2}
             train(folder, guard, model, resume=resume, callbacks=callbacks, at_end=proxy(5), **saving)
             return model, guard
@@ -178,12 +180,12 @@ class TestResuming:
         model, guard = start(tmp_path / "whole")
         with pytest.raises(KeyboardInterrupt):
             start(tmp_path / "cut", callbacks=[Interrupt(3)])
-        with pytest.raises(anchorhold.OrderError, match="a guard's file carries no training data"):
+        with pytest.raises(anchorhold.errors.OrderError, match="a guard's file carries no training data"):
             start(tmp_path / "cut", resume=True, buffer=False)
         again, restored = start(tmp_path / "cut", resume=True, buffer=tmp_path / "buffer")
         assert_same(weights(again), weights(model))
         assert_same(restored.importance, guard.importance)
-        assert repr(restored.holds[0].buffer) == repr(guard.holds[0].buffer)  # filled once more, at the end
+        assert repr(restored.holds[0].buffer) == repr(guard.options.holds[0].buffer)  # filled once more, at the end
 
     def test_accelerate(self, tmp_path):
         batches = [tuple(part[:8] for part in test_accelerate.data().tensors)]
@@ -195,7 +197,7 @@ class TestResuming:
             loader = DataLoader(test_accelerate.data(), batch_size=4)
             model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
             guard = anchorhold.Guard(
-                model, "fine-tune", 0.0, holds=[Replay(Reservoir(6), share=0.5, size=2), Distillation("new")]
+                model, "fine-tune", strength=0.0, holds=[Replay(Reservoir(6), share=0.5, size=2), Distillation("new")]
             )
             prepare_guard(accelerator, guard, optimizer)
             if buffer is None:
@@ -207,16 +209,16 @@ class TestResuming:
         accelerator, model, optimizer, loader, guard = start()
         test_accelerate.epoch(accelerator, model, optimizer, loader, steps=2)
         accelerator.save_state(str(tmp_path / "state"))
-        guard.holds[0].buffer.save(tmp_path / "buffer")
+        guard.options.holds[0].buffer.save(tmp_path / "buffer")
         test_accelerate.epoch(accelerator, model, optimizer, loader)
         expected = weights(model)
         accelerator, model, optimizer, loader, guard = start(tmp_path / "buffer")
         before = weights(model)
-        with pytest.raises(anchorhold.OrderError, match="carries no training data"):
+        with pytest.raises(anchorhold.errors.OrderError, match="carries no training data"):
             test_accelerate.epoch(accelerator, model, optimizer, loader)
         assert_same(weights(model), before)
         optimizer.zero_grad()
-        guard.holds[0].buffer.load(tmp_path / "buffer")
+        guard.options.holds[0].buffer.load(tmp_path / "buffer")
         test_accelerate.epoch(accelerator, model, optimizer, loader)
         assert_same(weights(model), expected)
 
@@ -224,13 +226,13 @@ class TestResuming:
         def start(epochs, *, buffer=None, path=None, fill=True):
             module = test_lightning.make_module()
             guard = anchorhold.Guard(
-                module, "fine-tune", 0.0, holds=[Replay(Reservoir(6), share=0.5, size=2), Distillation("new")]
+                module, "fine-tune", strength=0.0, holds=[Replay(Reservoir(6), share=0.5, size=2), Distillation("new")]
             )
             if fill:
                 guard.consolidate(test_lightning.loader(7))
-                guard.holds[0].buffer.save(tmp_path / "buffer")
+                guard.options.holds[0].buffer.save(tmp_path / "buffer")
             elif buffer is not None:
-                guard.holds[0].buffer.load(buffer)
+                guard.options.holds[0].buffer.load(buffer)
             saving = ModelCheckpoint(tmp_path / "kept", filename="{epoch}", save_top_k=-1)
             callbacks = [LightningCallback(guard, consolidate_at_end=False), saving]
             fit = test_lightning.trainer(max_epochs=epochs, callbacks=callbacks, enable_checkpointing=True)
@@ -240,10 +242,10 @@ class TestResuming:
         module, guard = start(2)
 
         first = tmp_path / "kept" / "epoch=0.ckpt"
-        with pytest.raises(anchorhold.OrderError, match="carries no training data"):
+        with pytest.raises(anchorhold.errors.OrderError, match="carries no training data"):
             start(2, path=first, fill=False)
         again, restored = start(2, path=first, fill=False, buffer=tmp_path / "buffer")
-        assert restored.path.steps == guard.path.steps
+        assert restored.path.steps == guard.gradients.path.steps
         assert_same(weights(again), weights(module))
 
 
@@ -255,7 +257,7 @@ def test_an_accelerated_loop_mixes_as_a_loop_by_hand(accumulate):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     loader = DataLoader(test_accelerate.data(), batch_size=4)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Replay(old, share=0.5), Distillation(old)])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[Replay(old, share=0.5), Distillation(old)])
     guard.consolidate()
     prepare_guard(accelerator, guard, optimizer)
     test_accelerate.epoch(accelerator, model, optimizer, loader)
@@ -281,7 +283,7 @@ def test_lightnings_loop_mixes_as_a_loop_by_hand():
     """Its optimisers are given closures, and its clipping happens inside."""
     old = [next(iter(test_lightning.loader(7)))]
     module = test_lightning.make_module()
-    guard = anchorhold.Guard(module, "fine-tune", 0.0, holds=[Replay(old, share=0.5), Distillation(old)])
+    guard = anchorhold.Guard(module, "fine-tune", strength=0.0, holds=[Replay(old, share=0.5), Distillation(old)])
     guard.consolidate()
     fit = test_lightning.trainer(
         callbacks=[LightningCallback(guard, consolidate_at_end=False)], accumulate_grad_batches=2, gradient_clip_val=0.3
@@ -304,7 +306,9 @@ def test_lightnings_closures_draw_as_plain_steps_do():
     """And a buffer beside a measure that looks at data is filled at the end of the fit: both read the loader."""
     module, net = test_lightning.make_module(), test_lightning.network()
     made = [
-        anchorhold.Guard(model, "EWC", 2.0, holds=[Replay(Reservoir(6), 0.5, size=2), DarkExperience(6, size=2)])
+        anchorhold.Guard(
+            model, "EWC", strength=2.0, holds=[Replay(Reservoir(6), 0.5, size=2), DarkExperience(6, size=2)]
+        )
         for model in (module, net)
     ]
     callback = LightningCallback(made[0])
@@ -322,7 +326,7 @@ def test_data_that_never_end_fill_no_buffer():
                 yield torch.randn(4), torch.tensor(1)
 
     module = test_lightning.make_module()
-    guard = anchorhold.Guard(module, "fine-tune", 0.0, holds=[Replay(10)], from_scratch=True)
+    guard = anchorhold.Guard(module, "fine-tune", strength=0.0, holds=[Replay(10)], from_scratch=True)
     fit = test_lightning.trainer(max_epochs=1, max_steps=2, callbacks=[LightningCallback(guard)])
-    with pytest.raises(anchorhold.BatchError, match="the hold 'replay' chooses from all of it"):
+    with pytest.raises(anchorhold.errors.BatchError, match="the hold 'replay' chooses from all of it"):
         fit.fit(module, DataLoader(Endless(), batch_size=4))

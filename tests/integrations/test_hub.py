@@ -18,6 +18,7 @@ from anchorhold.integrations.hub import from_pretrained, push_to_hub, save_pretr
 from anchorhold.integrations.hub.importance_files import CARRIED
 from tests.adapters.by_hand import adapt, networks
 from tests.guard.helpers import batch, loss, net
+from tests.helpers import grouped
 
 ABOUT = {"measured_from": "eight samples | of noise", "base_model": "someone/small"}
 COMMIT = "1" * 40
@@ -129,7 +130,9 @@ def hub(monkeypatch, tmp_path):
 
 def measured(form="rotated", **options):
     model = net()
-    guard = anchorhold.Guard(model, anchorhold.Fisher(samples=6), 3.0, "0.*", form=form, **options)
+    guard = anchorhold.Guard(
+        model, anchorhold.Fisher(samples=6), strength=3.0, protect="0.*", form=form, **grouped(**options)
+    )
     guard.consolidate([batch(0)])
     return model, guard
 
@@ -191,7 +194,7 @@ def test_a_push_and_a_download(hub, tmp_path):
     assert b'guard = from_pretrained("someone/importance", model' in hub.files["README.md"]  # as it can be run
     other = from_pretrained("someone/importance", net(), strength=3.0, endpoint=hub.address, token="hf_x")
     assert penalty_away(other) == penalty_away(guard)
-    with pytest.raises(anchorhold.StateError, match="'someone/other' is no folder here, and could not be had"):
+    with pytest.raises(anchorhold.errors.StateError, match="'someone/other' is no folder here, and could not be had"):
         from_pretrained("someone/other", model, endpoint=hub.address, token="hf_x")
     push_to_hub(guard, "someone/importance", token="hf_x", endpoint=hub.address, **{**ABOUT, "measured_from": "more"})
     assert b"| measured from | more |" in hub.files["README.md"]  # a card of our own is written anew
@@ -214,7 +217,7 @@ def test_a_push_that_fails_says_what_to_do(hub):
     hub.shutdown()
     hub.server_close()
     for repo in ("bad name//x", "someone/importance"):
-        with pytest.raises(anchorhold.StateError, match=r"Nothing was pushed to .* a repository that is yours"):
+        with pytest.raises(anchorhold.errors.StateError, match=r"Nothing was pushed to .* a repository that is yours"):
             push_to_hub(guard, repo, token="hf_x", endpoint=hub.address, **ABOUT)
 
 
@@ -258,7 +261,7 @@ def test_settings_that_no_guard_can_be_made_by(what, value, told, tmp_path):
     save_pretrained(measured()[1], tmp_path, **ABOUT)
     path = tmp_path / "anchorhold.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), what: value}))
-    with pytest.raises(anchorhold.StateError, match=told):
+    with pytest.raises(anchorhold.errors.StateError, match=told):
         from_pretrained(tmp_path, net())
 
 
@@ -295,7 +298,9 @@ def test_frozen_statistics_come_along(tmp_path):
         before = here[1].running_mean.clone()
         here.train()(torch.randn(8, 4, dtype=torch.float64))
         assert torch.equal(here[1].running_mean, before)
-        with pytest.raises(anchorhold.ConfigurationError, match=r"batch_norm='fold' for importance .* Leave it out"):
+        with pytest.raises(
+            anchorhold.errors.ConfigurationError, match=r"batch_norm='fold' for importance .* Leave it out"
+        ):
             from_pretrained(tmp_path, model, batch_norm="fold")
 
 
@@ -321,44 +326,48 @@ def test_what_was_mistaken_is_said_at_once(tmp_path, monkeypatch):
     model, guard = measured()
     (tmp_path / "file").write_text("")
     for source in ("impp", "./impp", "../some/impp", "a/b/c", "~/impp", tmp_path / "impp"):
-        with pytest.raises(anchorhold.StateError, match="is no folder here, and no name of a repository"):
+        with pytest.raises(anchorhold.errors.StateError, match="is no folder here, and no name of a repository"):
             from_pretrained(source, model)
-    with pytest.raises(anchorhold.StateError, match="is a file, and no name of a repository"):
+    with pytest.raises(anchorhold.errors.StateError, match="is a file, and no name of a repository"):
         from_pretrained(tmp_path / "file", model)
-    with pytest.raises(anchorhold.StateError, match=r"file' can be no folder .* nothing was written"):
+    with pytest.raises(anchorhold.errors.StateError, match=r"file' can be no folder .* nothing was written"):
         save_pretrained(guard, tmp_path / "file", **ABOUT)
-    with pytest.raises(anchorhold.ConfigurationError, match="guard=Sequential: expected a Guard"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="guard=Sequential: expected a Guard"):
         save_pretrained(model, tmp_path, **ABOUT)
     for name in (3, "a\n---\n`b`", ""):
-        with pytest.raises(anchorhold.ConfigurationError, match="expected the name of a model in one line"):
+        with pytest.raises(anchorhold.errors.ConfigurationError, match="expected the name of a model in one line"):
             save_pretrained(guard, tmp_path, measured_from="noise", base_model=name)
     save_pretrained(guard, tmp_path, **ABOUT)
     other = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(4, 4))
-    with pytest.raises(anchorhold.StateError, match=r"called '0\.bias', '0\.weight', .* it has '1\.weight', '1\.bias'"):
+    with pytest.raises(
+        anchorhold.errors.StateError, match=r"called '0\.bias', '0\.weight', .* it has '1\.weight', '1\.bias'"
+    ):
         from_pretrained(tmp_path, other)
 
 
 def test_what_would_mislead_is_refused_or_told(tmp_path):
     fresh = anchorhold.Guard(net(), "EWC")
-    with pytest.raises(anchorhold.OrderError, match="no importance to be shared"):
+    with pytest.raises(anchorhold.errors.OrderError, match="no importance to be shared"):
         save_pretrained(fresh, tmp_path, **ABOUT)
     _, guard = measured()
-    with pytest.raises(anchorhold.ConfigurationError, match="expected a few words on the data"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="expected a few words on the data"):
         save_pretrained(guard, tmp_path, measured_from=" ")
     save_pretrained(guard, tmp_path, **ABOUT)
     with pytest.warns(anchorhold.AnchorholdWarning, match="away from those that"):
         from_pretrained(tmp_path, net(seed=3), strength=3.0)
-    with pytest.raises(anchorhold.ConfigurationError, match="form= is part of what was measured"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="form= is part of what was measured"):
         from_pretrained(tmp_path, net(), form="diagonal")
-    with pytest.raises(anchorhold.StateError, match="another model"):
+    with pytest.raises(anchorhold.errors.StateError, match="another model"):
         from_pretrained(tmp_path, torch.nn.Sequential(torch.nn.Linear(7, 5)), strength=3.0)
-    guard = anchorhold.Guard(net(), anchorhold.Fisher(samples=6), 3.0, "0.*", form="rotated", watch=["L2"])
+    guard = anchorhold.Guard(
+        net(), anchorhold.Fisher(samples=6), strength=3.0, protect="0.*", form="rotated", watch=["L2"]
+    )
     guard.consolidate([batch(0)])
     guard.save(tmp_path / "importance.safetensors")
-    with pytest.raises(anchorhold.StateError, match=r"holds 'total/L2/0\.bias', which is no importance"):
+    with pytest.raises(anchorhold.errors.StateError, match=r"holds 'total/L2/0\.bias', which is no importance"):
         from_pretrained(tmp_path, net())
     (tmp_path / "anchorhold.json").write_text("{}")
-    with pytest.raises(anchorhold.StateError, match="lacks what a guard is made by"):
+    with pytest.raises(anchorhold.errors.StateError, match="lacks what a guard is made by"):
         from_pretrained(tmp_path, net())
 
 
@@ -368,7 +377,9 @@ def test_shared_importance_of_adapters_is_of_their_own_parameters(form, tmp_path
     torch.manual_seed(0)
     model, inputs, layers = networks()["mlp"]
     adapt(model, layers)
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), 2.0, form=form, space="weights")
+    guard = anchorhold.Guard(
+        model, anchorhold.Fisher(), strength=2.0, form=form, options=anchorhold.GuardOptions(space="weights")
+    )
     guard.consolidate([inputs])
     save_pretrained(guard, tmp_path / "shared", measured_from="noise")
     found = from_pretrained(tmp_path / "shared", model, strength=2.0)

@@ -16,6 +16,7 @@ from transformers.trainer_utils import HPSearchBackend
 import anchorhold
 from anchorhold.integrations.callbacks import STATE_NAME
 from anchorhold.integrations.huggingface import AnchorholdCallback
+from tests.helpers import grouped
 from tests.integrations import tiny
 
 LENGTH = 6
@@ -28,7 +29,7 @@ for package, module in (("transformers", "huggingface"), ("accelerate", "acceler
     sys.modules[package] = None  # as if it were not installed
     try:
         __import__(f"anchorhold.integrations.{module}")
-    except anchorhold.MissingExtraError as error:
+    except anchorhold.errors.MissingExtraError as error:
         print(error)
 """
 
@@ -78,7 +79,7 @@ def model_without_dropout(**options):
 
 def guarded(measure, model=None, strength=50.0, **options):
     model = model or model_without_dropout()
-    return model, anchorhold.Guard(model, measure, strength=strength, **options)
+    return model, anchorhold.Guard(model, measure, strength=strength, **grouped(**options))
 
 
 class Seen(TrainerCallback):
@@ -126,14 +127,14 @@ def test_a_trainer_does_what_a_plain_loop_does(measure, accumulate, tmp_path):
     model, guard = guarded(anchorhold.Fisher(), watch=[measure])
     guard.consolidate(proxy())
     trainer = train(tmp_path, guard, model, gradient_accumulation_steps=accumulate, max_grad_norm=0.5)
-    assert guard.path.steps == 4  # optimiser steps, not parts of batches
+    assert guard.gradients.path.steps == 4  # optimiser steps, not parts of batches
     other, reference = guarded(anchorhold.Fisher(), watch=[measure])
     reference.consolidate(proxy())
     plain_loop(other, reference, trainer, accumulate, clip=0.5)
     # Adam makes a step of its own out of the rounding where a gradient is 0, as it is for the keys' biases.
     assert_same(weights(model), weights(other), 1e-5)
-    for state, tensors in reference.path.running[measure.name].items():
-        assert_same(guard.path.running[measure.name][state], tensors, 1e-7)
+    for state, tensors in reference.gradients.path.running[measure.name].items():
+        assert_same(guard.gradients.path.running[measure.name][state], tensors, 1e-7)
     assert guard.penalty().item() == pytest.approx(reference.penalty().item(), rel=1e-4)
 
 
@@ -239,7 +240,7 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(tmp_path):
     assert_same(weights(resumed), weights(model))
     assert_same(restored.anchor, guard.anchor)
     for name in ("EWC", "SOS", "SI"):
-        assert_same(restored.importance_of(name), guard.importance_of(name))
+        assert_same(restored.held.of(name), guard.held.of(name))
     assert restored.tasks == guard.tasks == 2
 
 
@@ -252,13 +253,15 @@ def test_a_checkpoint_without_the_guards_state_is_refused(tmp_path):
     shutil.move(tmp_path / "a" / "checkpoint-2", moved)
     shutil.copytree(tmp_path / "b" / "checkpoint-2", tmp_path / "a" / "checkpoint-2")
     model, guard = guarded(anchorhold.SOS())
-    with pytest.raises(anchorhold.StateError, match="resume_from_checkpoint"):  # the other run's state is not taken
+    with pytest.raises(
+        anchorhold.errors.StateError, match="resume_from_checkpoint"
+    ):  # the other run's state is not taken
         train(tmp_path / "a", guard, model, resume=str(moved), **saving)
-    assert guard.path.steps == 0
+    assert guard.gradients.path.steps == 0
     train(tmp_path / "a", guard, model, resume=str(moved), resume_from_checkpoint=str(moved), **saving)
-    assert guard.path.steps == 4
+    assert guard.gradients.path.steps == 4
     (moved / STATE_NAME).unlink()
-    with pytest.raises(anchorhold.StateError, match="write a state into it"):
+    with pytest.raises(anchorhold.errors.StateError, match="write a state into it"):
         train(tmp_path / "a", guard, model, resume=str(moved), resume_from_checkpoint=str(moved), **saving)
 
 
@@ -270,20 +273,22 @@ def test_runs_without_logs_are_told_apart(tmp_path):
         train(tmp_path / folder, *reversed(guarded(anchorhold.SOS())), data=texts(seed=seed), **QUIET)
     model, guard = guarded(anchorhold.SOS())
     first = str(tmp_path / "a" / "checkpoint-2")
-    with pytest.raises(anchorhold.StateError, match=r"no guard's state of this run at .*b/checkpoint-2"):
+    with pytest.raises(anchorhold.errors.StateError, match=r"no guard's state of this run at .*b/checkpoint-2"):
         train(tmp_path / "b", guard, model, resume=first, **QUIET)
-    with pytest.raises(anchorhold.StateError, match="no guard's state of this run"):  # another step of the right run
+    with pytest.raises(
+        anchorhold.errors.StateError, match="no guard's state of this run"
+    ):  # another step of the right run
         train(tmp_path / "c", guard, model, resume=first, resume_from_checkpoint=first[:-1] + "4", **QUIET)
-    assert guard.path.steps == 0
+    assert guard.gradients.path.steps == 0
     same = [AnchorholdCallback(guard, consolidate_at_end=False)]  # one guard in two callbacks is resumed once
     train(tmp_path / "b", guard, model, resume=first, resume_from_checkpoint=first, callbacks=same, **QUIET)
     whole, expected = guarded(anchorhold.SOS())
     train(tmp_path / "c", expected, whole, **QUIET)
-    assert_same(guard.path.running["SOS"]["second_moment"], expected.path.running["SOS"]["second_moment"])
+    assert_same(guard.gradients.path.running["SOS"]["second_moment"], expected.path.running["SOS"]["second_moment"])
     # What was resumed from the one run and saved in the folder of the other goes on from there.
     model, guard = guarded(anchorhold.SOS())
     train(tmp_path / "b", guard, model, resume=True, max_steps=6, **QUIET)
-    assert guard.path.steps == 6
+    assert guard.gradients.path.steps == 6
 
 
 def test_a_checkpoint_that_was_written_over_in_part_is_refused(tmp_path):
@@ -291,9 +296,9 @@ def test_a_checkpoint_that_was_written_over_in_part_is_refused(tmp_path):
     train(tmp_path / "b", *reversed(guarded(anchorhold.SOS())), **QUIET)
     shutil.copy(tmp_path / "a" / "checkpoint-4" / STATE_NAME, tmp_path / "b" / "checkpoint-4" / STATE_NAME)
     model, guard = guarded(anchorhold.SOS())
-    with pytest.raises(anchorhold.StateError, match=r"not that of the Trainer's state beside it"):
+    with pytest.raises(anchorhold.errors.StateError, match=r"not that of the Trainer's state beside it"):
         train(tmp_path / "b", guard, model, resume=True, max_steps=6, **QUIET)
-    assert guard.path.steps == 0
+    assert guard.gradients.path.steps == 0
 
 
 def test_a_checkpoint_without_a_guard_takes_a_state_that_is_written_into_it(tmp_path):
@@ -304,7 +309,7 @@ def test_a_checkpoint_without_a_guard_takes_a_state_that_is_written_into_it(tmp_
     checkpoint = tmp_path / "checkpoint-4"
     guard.save(checkpoint / STATE_NAME)
     model, restored = guarded(anchorhold.Fisher())
-    with pytest.raises(anchorhold.StateError, match="neither this callback's mark nor logs"):
+    with pytest.raises(anchorhold.errors.StateError, match="neither this callback's mark nor logs"):
         train(tmp_path, restored, model, resume=True, max_steps=6, **QUIET)
     train(tmp_path, restored, model, resume=True, max_steps=6, resume_from_checkpoint=str(checkpoint), **QUIET)
     assert_same(restored.importance, guard.importance)
@@ -320,10 +325,10 @@ class Stream(torch.utils.data.IterableDataset):
 def test_training_data_without_end(tmp_path):
     model, guard = guarded(anchorhold.Fisher())
     with pytest.raises(
-        anchorhold.BatchError, match=r"EWC measures with all of the training data.*Fisher\(samples=500\)"
+        anchorhold.errors.BatchError, match=r"EWC measures with all of the training data.*Fisher\(samples=500\)"
     ):
         train(tmp_path, guard, model, data=Stream(), at_end=True)
-    assert guard.path.steps == 0  # told before training, not after it
+    assert guard.gradients.path.steps == 0  # told before training, not after it
     for measure, at_end in (
         (anchorhold.Fisher(samples=8), True),
         (anchorhold.SOS(), True),
@@ -358,7 +363,7 @@ def test_what_would_fail_at_the_end_is_told_after_the_first_step(tmp_path):
         attempt()
     notes = "".join(caught.value.__notes__)
     assert "stopped after its first step" in notes and "forward=" in notes and "consolidate_at_end=False" in notes
-    assert guard.path.steps == 1
+    assert guard.gradients.path.steps == 1
     with pytest.raises(ValueError, match="input_ids") as caught:  # what cannot be had beforehand is told at the end
         attempt(consolidate_at_end=(batch for batch in DataLoader(renamed, batch_size=4)))
     notes = "".join(caught.value.__notes__)
@@ -367,8 +372,8 @@ def test_what_would_fail_at_the_end_is_told_after_the_first_step(tmp_path):
         attempt(consolidate_at_end=[default_data_collator(renamed[:4])])
     with pytest.raises(ValueError, match="input_ids"):
         attempt(consolidate_at_end=DataLoader(renamed, batch_size=4))
-    assert guard.path.steps == 7  # 1, 4, and 1 each
-    guard.restart_task()
+    assert guard.gradients.path.steps == 7  # 1, 4, and 1 each
+    guard.gradients.restart_task()
 
     def forward(model, inputs):
         return model(input_ids=inputs["tokens"]).logits
@@ -379,7 +384,7 @@ def test_what_would_fail_at_the_end_is_told_after_the_first_step(tmp_path):
         guard.rehearse(trainer.get_train_dataloader())
     guard.rehearse(trainer.get_train_dataloader(), forward=forward)
     for wrong in (texts()[0], None, torch.ones(2)):
-        with pytest.raises(anchorhold.BatchError, match="expected an iterable of batches"):
+        with pytest.raises(anchorhold.errors.BatchError, match="expected an iterable of batches"):
             AnchorholdCallback(guard, wrong)
 
 
@@ -438,7 +443,7 @@ def test_a_rehearsal_leaves_training_as_it_is(tmp_path):
     )
     with pytest.raises(KeyError, match="input_ids"):  # its own end, which reads what was torn: not the rehearsal
         trainer.train()
-    assert guard.path.steps == 4
+    assert guard.gradients.path.steps == 4
     assert_same(weights(model), ends[0])
 
 
@@ -452,7 +457,7 @@ def test_bf16_training_is_measured_in_float32(tmp_path):
 
 def test_another_model_than_the_guards_is_refused(tmp_path):
     _, guard = guarded(anchorhold.SOS())
-    with pytest.raises(anchorhold.OptimizerError, match="owns none"):
+    with pytest.raises(anchorhold.errors.OptimizerError, match="owns none"):
         train(tmp_path, guard, model_without_dropout())
 
 
@@ -464,10 +469,10 @@ def test_whoever_lacks_a_package_is_told_how_to_get_it():
 def test_what_is_no_guard_and_two_of_them(tmp_path):
     model = tiny.gpt2()
     for wrong in (model, anchorhold.SOS, anchorhold.SOS(), None, lambda: None):
-        with pytest.raises(anchorhold.ConfigurationError, match=r"A guard of .*; expected a Guard"):
+        with pytest.raises(anchorhold.errors.ConfigurationError, match=r"A guard of .*; expected a Guard"):
             AnchorholdCallback(wrong)
     first, second = (anchorhold.Guard(model, "SOS", protect=part) for part in ("*attn*", "*mlp*"))
-    with pytest.raises(anchorhold.ConfigurationError, match="two callbacks of type AnchorholdCallback"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="two callbacks of type AnchorholdCallback"):
         train(tmp_path, first, model, callbacks=[AnchorholdCallback(second)])
     train(tmp_path, first, model)  # a train() of its own has no memory of that
 
@@ -478,14 +483,14 @@ def making(measure, strength=50.0, **options):
 
     def make(model):
         made.append(model)
-        return anchorhold.Guard(model, measure, strength=strength, **options)
+        return anchorhold.Guard(model, measure, strength=strength, **grouped(**options))
 
     return AnchorholdCallback(make), made
 
 
 def test_a_guard_is_made_from_the_model_that_is_trained(tmp_path):
     callback, made = making(anchorhold.SOS())
-    with pytest.raises(anchorhold.OrderError, match="There is no guard yet"):
+    with pytest.raises(anchorhold.errors.OrderError, match="There is no guard yet"):
         callback.guard  # noqa: B018
     model = model_without_dropout()
     trainer = Trainer(model, arguments(tmp_path), train_dataset=texts(), callbacks=[callback])
@@ -503,7 +508,7 @@ def test_a_guard_is_made_from_the_model_that_is_trained(tmp_path):
     assert first.tasks == 2
     wrong = AnchorholdCallback(lambda model: model)
     trainer = Trainer(other, arguments(tmp_path), train_dataset=texts(), callbacks=[wrong])
-    with pytest.raises(anchorhold.ConfigurationError, match="A guard of type GPT2LMHeadModel"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="A guard of type GPT2LMHeadModel"):
         trainer.train()
 
 
@@ -543,7 +548,7 @@ def test_trials_of_a_search(tmp_path):
         alone, its, _ = search(tmp_path / "alone", learning_rate=10.0 ** -(2 + number))
         alone.train()
         for name in ("EWC", "SI"):
-            assert_same(guard.importance_of(name), its.guard.importance_of(name))
+            assert_same(guard.held.of(name), its.guard.held.of(name))
 
 
 def test_a_guard_that_is_made_resumes(tmp_path):
@@ -563,13 +568,13 @@ def test_a_guard_that_is_made_resumes(tmp_path):
         start(tmp_path / "cut", callbacks=[Interrupt(3)])
     resumed = start(tmp_path / "cut", resume=True)
     for name in ("SOS", "SI"):
-        assert_same(resumed.importance_of(name), guard.importance_of(name))
+        assert_same(resumed.held.of(name), guard.held.of(name))
 
 
 def test_a_layerwise_optimiser_is_told_apart():
     model, guard = guarded(anchorhold.SOS())
     each = {parameter: torch.optim.SGD([parameter]) for parameter in model.parameters()}
-    with pytest.raises(anchorhold.OptimizerError, match=r"inside backward\(\).*optim='galore_adamw'"):
+    with pytest.raises(anchorhold.errors.OptimizerError, match=r"inside backward\(\).*optim='galore_adamw'"):
         guard.attach(LayerWiseDummyOptimizer(optimizer_dict=each))
 
 

@@ -66,7 +66,7 @@ def test_a_penalty_on_the_factors_is_none_on_their_product():
 def test_an_adapters_run_resumes_exactly(tmp_path):
     def start(folder, *, resume=None, callbacks=()):
         model = filled(adapted())
-        guard = anchorhold.Guard(model, anchorhold.Fisher(), 5.0, "*lora_*", watch=[anchorhold.SI()])
+        guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=5.0, protect="*lora_*", watch=[anchorhold.SI()])
         if resume is None:
             guard.consolidate(proxy())
         saving = {"save_strategy": "steps", "save_steps": 2}
@@ -79,7 +79,7 @@ def test_an_adapters_run_resumes_exactly(tmp_path):
     restored = start(tmp_path / "cut", resume=True)
     assert_same(restored.anchor, guard.anchor)
     assert_same(restored.importance, guard.importance)
-    assert_same(restored.importance_of("SI"), guard.importance_of("SI"))
+    assert_same(restored.held.of("SI"), guard.held.of("SI"))
 
 
 def test_a_learned_prompt():
@@ -87,7 +87,7 @@ def test_a_learned_prompt():
     prompt = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     model, batch = get_peft_model(tiny.gpt2(layers=1), prompt).double().eval(), tiny.text()
     with pytest.raises(
-        anchorhold.BatchError, match=r'learned prompt.*\.logits\[:, -inputs\["input_ids"\].shape\[1\]:\]'
+        anchorhold.errors.BatchError, match=r'learned prompt.*\.logits\[:, -inputs\["input_ids"\].shape\[1\]:\]'
     ):
         anchorhold.Fisher().measure(model, [batch])
 
@@ -121,7 +121,7 @@ def test_supervised_fine_tuning_with_trl(tmp_path):
     trainer = SFTTrainer(model, args, train_dataset=data, processing_class=tiny.tokenizer(), callbacks=[callback])
     trainer.train()
     assert guard.tasks == 1
-    assert all(omega.any() for omega in guard.importance_of("SOS").values())
+    assert all(omega.any() for omega in guard.held.of("SOS").values())
     # TRL's collator marks prompts and padding with -100; they have no part in the importance.
     batches = list(trainer.get_train_dataloader())
     assert any((batch["labels"] == -100).any() for batch in batches)
@@ -138,7 +138,9 @@ def test_a_guard_of_the_adapter_that_trl_makes(tmp_path):
     disable_progress_bars()
     data = Dataset.from_list([{"prompt": "a b", "completion": " c d a"}, {"prompt": "b", "completion": " a d"}] * 4)
     lora = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
-    callback = AnchorholdCallback(lambda model: anchorhold.Guard(model, anchorhold.Fisher(), 10.0, "*lora_*"))
+    callback = AnchorholdCallback(
+        lambda model: anchorhold.Guard(model, anchorhold.Fisher(), strength=10.0, protect="*lora_*")
+    )
     trainer = SFTTrainer(
         tiny.gpt2(layers=1), sft(tmp_path), train_dataset=data, processing_class=tiny.tokenizer(),
         callbacks=[callback], peft_config=lora,
@@ -146,7 +148,7 @@ def test_a_guard_of_the_adapter_that_trl_makes(tmp_path):
     trainer.train()
     assert callback.guard.tasks == 1
     assert len(callback.guard.parameters) == 2 and all("lora_" in name for name in callback.guard.parameters)
-    assert callback.guard.importance_of("EWC").keys() == callback.guard.parameters.keys()
+    assert callback.guard.held.of("EWC").keys() == callback.guard.parameters.keys()
 
 
 @pytest.mark.filterwarnings("ignore")  # TRL's own
@@ -169,10 +171,10 @@ def test_prompts_alone_are_nothing_to_measure_with(tmp_path):
         return trainer, guard
 
     trainer, guard = start()
-    with pytest.raises(anchorhold.BatchError) as caught:
+    with pytest.raises(anchorhold.errors.BatchError) as caught:
         trainer.train()
     assert "stopped after its first step" in "".join(caught.value.__notes__)
-    assert guard.path.steps == 1
+    assert guard.gradients.path.steps == 1
     trainer, guard = start(consolidate_at_end=proxy())
     trainer.train()
     assert guard.tasks == 1

@@ -74,12 +74,12 @@ def test_what_was_gathered_is_that_of_the_best_checkpoint(at_end, tmp_path):
     model, guard = guarded(anchorhold.SOS(), **WATCHED)
     run(tmp_path / "best", guard, model, at_end=at_end)
     if not at_end:
-        assert guard.path.steps == 2
+        assert guard.gradients.path.steps == 2
         guard.consolidate(Judged(model, arguments(tmp_path), train_dataset=texts()).get_train_dataloader())
     expected_model, expected = stopped(tmp_path / "stopped", guarded(anchorhold.SOS(), **WATCHED))
     assert_same(weights(model), weights(expected_model))
     for name in ("SOS", "SI", "EWC"):
-        assert_same(guard.importance_of(name), expected.importance_of(name), 1e-6)
+        assert_same(guard.held.of(name), expected.held.of(name), 1e-6)
     assert_same(guard.anchor, expected.anchor)
 
 
@@ -95,7 +95,7 @@ def test_the_best_one_may_be_the_last(tmp_path, monkeypatch):
 def test_checkpoints_of_adapters_alone(tmp_path):
     def start():
         model = filled(adapted())
-        return model, anchorhold.Guard(model, anchorhold.SI(), 5.0, "*lora_*")
+        return model, anchorhold.Guard(model, anchorhold.SI(), strength=5.0, protect="*lora_*")
 
     model, guard = start()
     run(tmp_path / "best", guard, model)
@@ -147,10 +147,12 @@ SPOILED = {
 @pytest.mark.parametrize(("message", "spoil"), SPOILED.items(), ids=["none", "step", "run"])
 def test_a_best_checkpoint_that_does_not_belong_is_refused(message, spoil, tmp_path):
     model, guard = guarded(anchorhold.SI())
-    with pytest.raises(anchorhold.StateError, match=rf"{message}.* gathered is of all steps.*restart_task") as caught:
+    with pytest.raises(
+        anchorhold.errors.StateError, match=rf"{message}.* gathered is of all steps.*restart_task"
+    ) as caught:
         run(tmp_path, guard, model, callbacks=[Spoil(spoil)])
     assert "Training itself was over" in "".join(caught.value.__notes__)
-    assert guard.tasks == 0 and guard.path.steps == 4
+    assert guard.tasks == 0 and guard.gradients.path.steps == 4
     model, guard = guarded(anchorhold.SI())
     with pytest.warns(anchorhold.AnchorholdWarning, match=message):
         run(tmp_path / "left", guard, model, callbacks=[Spoil(spoil)], at_end=False)
@@ -163,7 +165,7 @@ def test_a_best_checkpoint_that_does_not_belong_is_refused(message, spoil, tmp_p
 def test_weights_that_were_not_loaded_are_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(Judged, "_load_best_model", lambda self: None)  # as when its files are not found
     model, guard = guarded(anchorhold.SI())
-    with pytest.raises(anchorhold.StateError, match="weights are not those of the best checkpoint"):
+    with pytest.raises(anchorhold.errors.StateError, match="weights are not those of the best checkpoint"):
         run(tmp_path, guard, model)
 
 
@@ -173,6 +175,6 @@ def test_an_optimiser_that_went_on_is_let_go(tmp_path):
     model(**default_data_collator(texts(2))).loss.backward()
     with pytest.warns(anchorhold.AnchorholdWarning, match="attached to no optimiser"):
         trainer.optimizer.step()  # what it remembers is not of these weights
-    assert guard.path.steps == 0
+    assert guard.gradients.path.steps == 0
     trainer.train()
     assert guard.tasks == 2

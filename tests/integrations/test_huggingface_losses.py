@@ -264,7 +264,7 @@ def test_models_that_do_not_say_what_their_decoder_begins_with():
     for name in ("decoder_start_token_id", "pad_token_id"):
         model = bart(BlenderbotForConditionalGeneration, BlenderbotConfig)
         vars(model.config)[name] = None  # as configs of other families have it
-        with pytest.raises(anchorhold.BatchError, match=f"without decoder_input_ids.*{name}=None.*give both"):
+        with pytest.raises(anchorhold.errors.BatchError, match=f"without decoder_input_ids.*{name}=None.*give both"):
             anchorhold.Fisher().measure(model, [batch])
         given = {**batch, "decoder_input_ids": torch.tensor([[2, 3, 4, 5]] * 3)}
         assert anchorhold.Fisher().measure(model, [given])
@@ -370,7 +370,9 @@ def test_heads_of_ones_own_on_an_encoder_and_decoder():
     assert_agrees(found, expected, 1e-10)
     tags = {**batch, "labels": batch["input_ids"] % 3}
     tagger = double(OnBody(bart()))
-    with pytest.raises(anchorhold.BatchError, match=r"not over the tokens .* Give the batch the decoder_input_ids"):
+    with pytest.raises(
+        anchorhold.errors.BatchError, match=r"not over the tokens .* Give the batch the decoder_input_ids"
+    ):
         anchorhold.Fisher(labels="true").measure(tagger, [tags])
     given = {**tags, "decoder_input_ids": batch["input_ids"]}
     pairs = [
@@ -400,9 +402,11 @@ def test_rows_that_are_no_batches_are_refused():
     rows = [{key: value[n] for key, value in batch.items()} for n in range(3)]
     guard = anchorhold.Guard(model, anchorhold.Fisher(labels="sampled"))
     for given in (rows, [{"input_ids": row["input_ids"]} for row in rows]):
-        with pytest.raises(anchorhold.BatchError, match=r"input_ids of shape \(5,\).*DataLoader\(dataset, batch_size"):
+        with pytest.raises(
+            anchorhold.errors.BatchError, match=r"input_ids of shape \(5,\).*DataLoader\(dataset, batch_size"
+        ):
             guard.consolidate(given)
-    with pytest.raises(anchorhold.BatchError, match=r"labels of shape \(5,\)"):
+    with pytest.raises(anchorhold.errors.BatchError, match=r"labels of shape \(5,\)"):
         guard.consolidate([{"inputs_embeds": torch.randn(5, 8), "labels": rows[0]["labels"]}])
     guard.consolidate(DataLoader(rows, batch_size=2))
 
@@ -413,9 +417,11 @@ def test_every_label_of_a_large_vocabulary_is_refused_before_anything_is_done():
     model.transformer.h[0].register_full_backward_hook(lambda *_: passes.append(1))
     batch = tiny.text(rows=2)
     for measure in (anchorhold.Fisher(), anchorhold.RootFisher(), anchorhold.Fisher(positions="separate")):
-        with pytest.raises(anchorhold.ConfigurationError, match=r"takes 251,280 backward passes .*labels='sampled'"):
+        with pytest.raises(
+            anchorhold.errors.ConfigurationError, match=r"takes 251,280 backward passes .*labels='sampled'"
+        ):
             measure.measure(model, [batch])
-        with pytest.raises(anchorhold.ConfigurationError, match="50,257 labels at 5 positions"):
+        with pytest.raises(anchorhold.errors.ConfigurationError, match="50,257 labels at 5 positions"):
             measure.measure(model, [{key: value[:1] for key, value in batch.items()}])  # one sample takes another way
     assert not passes
     assert anchorhold.Fisher(labels="sampled").measure(model, [batch])
@@ -423,10 +429,10 @@ def test_every_label_of_a_large_vocabulary_is_refused_before_anything_is_done():
 
 def test_labels_of_another_length_are_refused():
     model, batch = tiny.gpt2(layers=1), tiny.text()
-    with pytest.raises(anchorhold.BatchError, match="one label a token"):
+    with pytest.raises(anchorhold.errors.BatchError, match="one label a token"):
         anchorhold.Fisher().measure(model, [{**batch, "labels": batch["labels"][:, 1:]}])
     inputs = {key: value for key, value in batch.items() if key != "labels"}
-    with pytest.raises(anchorhold.BatchError, match="one for each position"):
+    with pytest.raises(anchorhold.errors.BatchError, match="one for each position"):
         anchorhold.Fisher().measure(model, [(inputs, batch["labels"][:, 1:])])
 
 

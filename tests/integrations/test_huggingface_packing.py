@@ -135,13 +135,13 @@ def test_positions_mean_something_else_to_models_that_predict_no_tokens():
     found = anchorhold.Fisher(labels="true").accumulator(model).result_of([said])
     assert found.samples == 2
     assert_agrees(found.values, anchorhold.Fisher(labels="true").measure(model, parts), 1e-10)
-    with pytest.raises(anchorhold.BatchError, match="several documents each, 2 in all, without labels"):
+    with pytest.raises(anchorhold.errors.BatchError, match="several documents each, 2 in all, without labels"):
         anchorhold.MAS().measure(model, [{key: value for key, value in said.items() if key != "labels"}])
 
 
 def test_what_belongs_to_no_document_is_refused():
     batch = {**PACKED["flattening"](), "pixel_values": torch.ones(1, 3, 4, 4)}
-    with pytest.raises(anchorhold.BatchError, match=r"pixel_values of shape \(1, 3, 4, 4\) .* 5 in all"):
+    with pytest.raises(anchorhold.errors.BatchError, match=r"pixel_values of shape \(1, 3, 4, 4\) .* 5 in all"):
         anchorhold.Fisher().measure(tiny.gpt2(layers=1), [batch])
 
 
@@ -167,4 +167,4 @@ def test_supervised_fine_tuning_with_packing(strategy, tmp_path):
     twin.load_state_dict(model.state_dict())
     plain = DataLoader(list(data), batch_size=3, collate_fn=DataCollatorForLanguageModeling(pad_token_id=0))
     for name, measure in (("EWC", anchorhold.Fisher()), ("MAS", anchorhold.MAS())):
-        assert_agrees(guard.importance_of(name), measure.measure(twin, plain), 1e-5)
+        assert_agrees(guard.held.of(name), measure.measure(twin, plain), 1e-5)

@@ -99,7 +99,7 @@ def test_completions_that_are_wanted_count():
     assert_agrees(found.values, expected, 1e-10)
     unwanted = DataCollatorForUnpairedPreference(pad_token_id=0)([given[1]])
     assert_agrees(anchorhold.Fisher(labels="true").measure(model, [unwanted, batch]), expected, 1e-10)
-    with pytest.raises(anchorhold.BatchError, match="all of them with ignored labels"):
+    with pytest.raises(anchorhold.errors.BatchError, match="all of them with ignored labels"):
         anchorhold.Fisher().measure(model, [unwanted])
 
 
@@ -168,7 +168,7 @@ def test_what_trls_trainers_hold(tmp_path, monkeypatch):
     unheld = scope["all_three"](strength=0.0)
     for name, guard in scope["held"].items():
         assert guard.tasks == 2
-        assert all(omega.any() for omega in guard.importance_of("SOS").values()), name  # the trainer's loss was seen
+        assert all(omega.any() for omega in guard.held.of("SOS").values()), name  # the trainer's loss was seen
         held, free = (moved(guards[name].model, policy, importance) for guards in (scope["held"], unheld))
         assert held < 0.5 * free, name
 

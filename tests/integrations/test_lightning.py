@@ -20,6 +20,7 @@ import anchorhold
 from anchorhold.integrations.lightning import AnchorholdCallback
 from tests import helpers
 from tests.docs.pages import run_page
+from tests.helpers import grouped
 
 pytestmark = [
     # Advice that Lightning gives about small data and about its own next version.
@@ -253,11 +254,11 @@ def test_a_checkpoint_that_is_only_evaluated_leaves_the_guard_as_it_is(tmp_path)
     best = tmp_path / "best.ckpt"
     fit.test(module, loader(1), ckpt_path=best, verbose=False)
     assert guard.tasks == 1
-    assert guard.path.steps == 0
+    assert guard.gradients.path.steps == 0
     callback.consolidate_at_end = False
     trainer(max_epochs=2, **options).fit(module, loader(1), ckpt_path=best)
     assert guard.tasks == 0  # the task goes on where the checkpoint left it
-    assert guard.path.steps == 12
+    assert guard.gradients.path.steps == 12
 
 
 def test_what_is_logged(tmp_path):
@@ -378,12 +379,12 @@ def test_what_the_first_training_step_sets_up_is_there_for_the_rehearsal():
 def test_what_fails_at_the_end_says_that_training_is_done():
     module = make_module()
     guard = anchorhold.Guard(module, anchorhold.Fisher())
-    for wrong, error in (([torch.randn(4, 9)], RuntimeError), ([], anchorhold.BatchError)):
+    for wrong, error in (([torch.randn(4, 9)], RuntimeError), ([], anchorhold.errors.BatchError)):
         with pytest.raises(error) as caught:
             trainer(callbacks=[AnchorholdCallback(guard, wrong)]).fit(module, loader(1))
         assert "Training itself was over" in "".join(caught.value.__notes__)
     for wrong in (next(iter(loader(1))), loader(1).dataset, None):
-        with pytest.raises(anchorhold.BatchError, match="expected"):
+        with pytest.raises(anchorhold.errors.BatchError, match="expected"):
             AnchorholdCallback(guard, wrong)
 
 
@@ -404,7 +405,7 @@ def test_an_independent_gradient_from_the_training_step():
     class Module(type(make_module())):
         def training_step(self, batch, batch_idx):
             x, y = batch
-            guard.observe_independent(loss_of(self, (x[2:], y[2:])))
+            guard.gradients.independent(loss_of(self, (x[2:], y[2:])))
             return loss_of(self, (x[:2], y[:2]))
 
     module = Module()
@@ -417,7 +418,7 @@ def test_an_independent_gradient_from_the_training_step():
     for _ in range(2):
         for x, y in loader(1):
             optimizer.zero_grad()
-            plain.observe_independent(loss_of(net, (x[2:], y[2:])))
+            plain.gradients.independent(loss_of(net, (x[2:], y[2:])))
             loss_of(net, (x[:2], y[:2])).backward()
             optimizer.step()
     plain.consolidate()
@@ -439,7 +440,7 @@ def test_a_batch_that_the_training_step_skips_is_no_step():
         fit.fit(module, loader(task))
         plain_loop(net, plain, list(loader(task))[::2])
     assert_same(module, guard, net, plain)
-    torch.testing.assert_close(guard.importance_of("SOS")["net.0.weight"], plain.importance_of("SOS")["0.weight"])
+    torch.testing.assert_close(guard.held.of("SOS")["net.0.weight"], plain.held.of("SOS")["0.weight"])
 
 
 def test_a_module_that_is_built_when_training_starts(tmp_path):
@@ -456,7 +457,7 @@ def test_a_module_that_is_built_when_training_starts(tmp_path):
         return anchorhold.Guard(module, anchorhold.SOS(), strength=3.0)
 
     callback = AnchorholdCallback(make_guard)
-    with pytest.raises(anchorhold.OrderError, match="no guard yet"):
+    with pytest.raises(anchorhold.errors.OrderError, match="no guard yet"):
         _ = callback.guard
     fit = trainer(callbacks=[callback])
     fit.fit(Late(), loader(1))
@@ -477,27 +478,29 @@ def test_the_average_is_consolidated_when_it_is_what_the_fit_leaves():
 def test_mistakes_are_explained():
     two = _TwoLoaders()
     callback = AnchorholdCallback(anchorhold.Guard(two, anchorhold.Fisher()))
-    with pytest.raises(anchorhold.BatchError, match=r"dict of training DataLoaders.*consolidate_at_end=batches"):
+    with pytest.raises(anchorhold.errors.BatchError, match=r"dict of training DataLoaders.*consolidate_at_end=batches"):
         trainer(callbacks=[callback]).fit(two, {"a": loader(1), "b": loader(2)})
     stranger = AnchorholdCallback(anchorhold.Guard(network(), anchorhold.SOS()))
-    with pytest.raises(anchorhold.OptimizerError, match="owns none"):
+    with pytest.raises(anchorhold.errors.OptimizerError, match="owns none"):
         trainer(callbacks=[stranger]).fit(make_module(), loader(1))
     module = make_module()
-    with pytest.raises(anchorhold.ConfigurationError, match="A guard of the class SOS; expected a Guard, guard ="):
+    with pytest.raises(
+        anchorhold.errors.ConfigurationError, match="A guard of the class SOS; expected a Guard, guard ="
+    ):
         AnchorholdCallback(anchorhold.SOS)
-    with pytest.raises(anchorhold.ConfigurationError, match="A guard of type function; expected"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="A guard of type function; expected"):
         AnchorholdCallback(lambda: anchorhold.Guard(module, anchorhold.SOS()))
     for given in (module, anchorhold.SOS(), "SOS"):
         with pytest.raises(
-            anchorhold.ConfigurationError, match=rf"A guard of type {type(given).__name__}; expected a Guard,"
+            anchorhold.errors.ConfigurationError, match=rf"A guard of type {type(given).__name__}; expected a Guard,"
         ):
             AnchorholdCallback(given)
-    with pytest.raises(anchorhold.ConfigurationError, match="A guard of type NoneType"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="A guard of type NoneType"):
         trainer(callbacks=[AnchorholdCallback(lambda module: None)]).fit(module, loader(1))
     callback = AnchorholdCallback(anchorhold.Guard(module, anchorhold.Fisher()))
-    with pytest.raises(anchorhold.OrderError, match="has not met its module yet"):
+    with pytest.raises(anchorhold.errors.OrderError, match="has not met its module yet"):
         callback.consolidate(trainer(callbacks=[callback]), loader(1))
-    with pytest.raises(anchorhold.ConfigurationError, match="given a DataLoader as the trainer"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="given a DataLoader as the trainer"):
         callback.consolidate(loader(1))
 
 
@@ -553,8 +556,10 @@ def test_a_stream_without_end_is_measured_as_far_as_was_said(measure, options, s
 def test_a_stream_without_end_is_refused_before_training(settings, whose):
     module = make_module()
     before = module.net[0].weight.detach().clone()
-    callback = AnchorholdCallback(anchorhold.Guard(module, anchorhold.SOS(), **settings))
-    with pytest.raises(anchorhold.BatchError, match=f"{whose} measures with all of the training data, which has no"):
+    callback = AnchorholdCallback(anchorhold.Guard(module, anchorhold.SOS(), **grouped(**settings)))
+    with pytest.raises(
+        anchorhold.errors.BatchError, match=f"{whose} measures with all of the training data, which has no"
+    ):
         trainer(callbacks=[callback], max_steps=4).fit(module, DataLoader(Stream(), batch_size=4))
     assert torch.equal(module.net[0].weight, before)
 
@@ -566,7 +571,7 @@ def test_fits_in_other_processes_are_refused(strategy):
     guard = anchorhold.Guard(module, anchorhold.SOS(), protect="*")
     fit = trainer(strategy=strategy, devices=1, callbacks=[AnchorholdCallback(guard)])
     # A forked process has its error told by torch, with its text.
-    with pytest.raises((anchorhold.ConfigurationError, ProcessRaisedException), match=r"Use strategy='ddp'"):
+    with pytest.raises((anchorhold.errors.ConfigurationError, ProcessRaisedException), match=r"Use strategy='ddp'"):
         fit.fit(module, {"a": loader(1)})
 
 
@@ -589,7 +594,7 @@ assert "lightning" not in sys.modules and "pytorch_lightning" not in sys.modules
 sys.modules["lightning"] = sys.modules["pytorch_lightning"] = None  # as if they were not installed
 try:
     import anchorhold.integrations.lightning
-except anchorhold.MissingExtraError as error:
+except anchorhold.errors.MissingExtraError as error:
     print(error)
 """
 

@@ -127,5 +127,5 @@ def test_a_class_of_guards_makes_them():
 
     assert AnchorholdCallback(Guard)
     for wrong in (anchorhold.SOS, anchorhold.Guard):
-        with pytest.raises(anchorhold.ConfigurationError, match="A guard of the class"):
+        with pytest.raises(anchorhold.errors.ConfigurationError, match="A guard of the class"):
             AnchorholdCallback(wrong)

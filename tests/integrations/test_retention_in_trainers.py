@@ -66,9 +66,9 @@ def test_a_trainer_stops_where_too_much_is_lost(tmp_path):
         run.train()
     assert "stop_at=0.01 with tolerance=1: " in str(told[0].message)
     assert f"Training stops at step {run.state.global_step} of the task: " in str(told[1].message)
-    beyond = [point.step for point in guard.trace if point.kl > 0.01]
+    beyond = [point.step for point in guard.control.trace if point.kl > 0.01]
     assert run.state.global_step == beyond[2] < 60
-    assert callback.stop.stopped_at == guard.trace[-1].kl > 0.01
+    assert callback.stop.stopped_at == guard.control.trace[-1].kl > 0.01
 
 
 def only_watched():
@@ -142,7 +142,9 @@ def test_a_search_that_does_not_see_what_is_lost_is_told_of(tmp_path):
     with pytest.warns(anchorhold.AnchorholdWarning, match=r"compared by 'loss', which knows nothing of what is lost"):
         Trainer(model, settings, callbacks=[callback], **given).train()
     settings.metric_for_best_model, settings.greater_is_better = "eval_within_loss", True
-    with pytest.raises(anchorhold.ConfigurationError, match=r"greater_is_better=True with .* has lost most would be"):
+    with pytest.raises(
+        anchorhold.errors.ConfigurationError, match=r"greater_is_better=True with .* has lost most would be"
+    ):
         Trainer(model, settings, callbacks=[callback], **given).train()
 
 
@@ -154,7 +156,9 @@ LIMITS = ("stop_at", "best_within")
 def test_a_limit_that_is_none_is_refused(limit, name):
     _, guard = of_text()
     for kind in (AnchorholdCallback, LightningCallback):
-        with pytest.raises(anchorhold.ConfigurationError, match=rf"{name}=.*: expected a number of nats above 0"):
+        with pytest.raises(
+            anchorhold.errors.ConfigurationError, match=rf"{name}=.*: expected a number of nats above 0"
+        ):
             kind(guard, **{name: limit})
 
 
@@ -162,7 +166,7 @@ def test_a_limit_that_is_none_is_refused(limit, name):
 def test_a_limit_without_kept_inputs_is_refused(tmp_path, name):
     model, guard = of_text()
     guard.kept.drop("old")
-    with pytest.raises(anchorhold.OrderError, match=rf"{name}=0.1 and no inputs to measure it on"):
+    with pytest.raises(anchorhold.errors.OrderError, match=rf"{name}=0.1 and no inputs to measure it on"):
         trainer(tmp_path, model, [AnchorholdCallback(guard, **{name: 0.1})]).train()
 
 
@@ -177,7 +181,7 @@ def test_a_resumed_trainer_goes_on_with_the_controls_state(tmp_path):
             model, guard = of_text()
             run = trainer(tmp_path / folder, model, [AnchorholdCallback(guard, False)])
             run.train(resume_from_checkpoint=str(tmp_path / folder / "checkpoint-5"))
-        ends.append((weights(model), guard.strength, guard.trace))
+        ends.append((weights(model), guard.strength, guard.control.trace))
     assert ends[0][1:] == ends[1][1:]
     for name, value in ends[0][0].items():
         assert torch.equal(value, ends[1][0][name]), name
@@ -220,7 +224,7 @@ def test_lightning_stops_where_too_much_is_lost():
     own = [str(each.message) for each in told if each.category is anchorhold.AnchorholdWarning]
     assert [message[:16] for message in own] == ["stop_at=0.002 wi", "Training stops a"]
     assert callback.stop.stopped_at is not None
-    assert fit.global_step == guard.trace[-1].step < 20 * 6
+    assert fit.global_step == guard.control.trace[-1].step < 20 * 6
 
 
 def test_lightning_keeps_the_best_checkpoint_that_has_lost_little(tmp_path):
@@ -256,7 +260,7 @@ def test_a_loss_that_lightning_is_told_too_late_is_refused(tmp_path):
     module.validation_step = lambda batch: None
     module.on_validation_epoch_end = lambda: module.log("val_loss", torch.ones(()))
     callback = LightningCallback(guard, consolidate_at_end=False, best_within=0.1)
-    with pytest.raises(anchorhold.ConfigurationError, match=r"no loss was logged before callbacks look at it"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"no loss was logged before callbacks look at it"):
         test_lightning.trainer(callbacks=[callback]).fit(module, changed(1), changed(1))
 
 
@@ -277,8 +281,8 @@ def test_an_accelerators_trackers_and_tensorboard_see_it(tmp_path):
     events = EventAccumulator(str(tmp_path / "run"))
     events.Reload()
     assert set(events.Tags()["scalars"]) >= LOGGED | {PREDICTED}
-    assert events.Scalars(PREDICTED)[0].value == pytest.approx(guard.trace[-1].predicted)
-    assert events.Scalars("anchorhold/kl")[0].value == pytest.approx(guard.trace[-1].kl)
+    assert events.Scalars(PREDICTED)[0].value == pytest.approx(guard.control.trace[-1].predicted)
+    assert events.Scalars("anchorhold/kl")[0].value == pytest.approx(guard.control.trace[-1].kl)
 
 
 def test_a_prediction_is_logged_of_the_look_that_it_was_made_at_alone():
@@ -289,7 +293,7 @@ def test_a_prediction_is_logged_of_the_look_that_it_was_made_at_alone():
         optimizer.zero_grad()
         model(**next(iter(DataLoader(texts(4, 5), batch_size=4)))).loss.backward()
         optimizer.step()
-    assert seen(guard)[PREDICTED] == guard.trace[-1].predicted > 0
+    assert seen(guard)[PREDICTED] == guard.control.trace[-1].predicted > 0
     guard.pull_back(0.5 * guard.retention().kl)
     assert PREDICTED not in seen(guard)  # which was of the weights before they went back
     assert seen(guard)["anchorhold/kl"] == pytest.approx(guard.retention().kl)

@@ -78,11 +78,11 @@ def test_training_and_measuring_are_those_of_the_formulas(c_prime, a_prime, rein
     c, a, epsilon, xi = 3.0, 1.8, 0.01, 0.1
     expected, totals = by_hand(c, a, epsilon, c_prime, a_prime, xi, reinitialised=reinitialised)
     model = network()
-    measure = anchorhold.AsymmetricSI(xi, c_prime, a_prime)
+    measure = anchorhold.measures.AsymmetricSI(xi, c_prime, a_prime)
 
     def made():
-        holds = [anchorhold.Asymmetric(a, epsilon)]
-        return anchorhold.Guard(model, measure, c, holds=holds, from_scratch=True)
+        holds = [anchorhold.holds.Asymmetric(a, epsilon)]
+        return anchorhold.Guard(model, measure, strength=c, holds=holds, from_scratch=True)
 
     guard = made()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.5)
@@ -112,7 +112,7 @@ def test_the_first_task_is_that_of_si():
     found = {}
     for measure in ("ALASSO", "SI"):
         model = network()
-        guard = anchorhold.Guard(model, measure, 1.0, from_scratch=True)
+        guard = anchorhold.Guard(model, measure, strength=1.0, from_scratch=True)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         guard.attach(optimizer)
         for step in range(STEPS):
@@ -127,7 +127,9 @@ def test_the_first_task_is_that_of_si():
 
 def test_the_penalty_is_the_loss_whose_gradient_is_added():
     model, c, a, epsilon = network(), 2.0, 4.0, 0.1
-    guard = anchorhold.Guard(model, "SI", c, holds=[anchorhold.Asymmetric(a, epsilon)], from_scratch=True)
+    guard = anchorhold.Guard(
+        model, "SI", strength=c, holds=[anchorhold.holds.Asymmetric(a, epsilon)], from_scratch=True
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     guard.attach(optimizer)
     start = snapshot(model)
@@ -158,7 +160,7 @@ def test_the_penalty_is_the_loss_whose_gradient_is_added():
 
 def test_a_weight_that_does_not_move_keeps_its_importance_and_its_side():
     model = network()
-    guard = anchorhold.Guard(model, "ALASSO", 1.0, holds=["asymmetric"], from_scratch=True)
+    guard = anchorhold.Guard(model, "ALASSO", strength=1.0, holds=["asymmetric"], from_scratch=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     guard.attach(optimizer)
     for task in range(2):
@@ -166,12 +168,12 @@ def test_a_weight_that_does_not_move_keeps_its_importance_and_its_side():
         loss_of(model, task, 0).backward()
         if task:
             model[0].weight.grad.zero_()
-            kept, side = guard.importance["0.weight"].clone(), guard.holds[0].side["0.weight"].clone()
+            kept, side = guard.importance["0.weight"].clone(), guard.options.holds[0].side["0.weight"].clone()
         optimizer.step()
         guard.consolidate()
     assert kept.max() > 0 and side.any()
     assert torch.equal(guard.importance["0.weight"], kept)
-    assert torch.equal(guard.holds[0].side["0.weight"], side)
+    assert torch.equal(guard.options.holds[0].side["0.weight"], side)
 
 
 def test_equal_sides_are_the_quadratic_hold():
@@ -182,14 +184,17 @@ def test_equal_sides_are_the_quadratic_hold():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: anchorhold.AsymmetricSI(damping=0.0), "damping=0.0"),
+        (lambda: anchorhold.measures.AsymmetricSI(damping=0.0), "damping=0.0"),
         (
-            lambda: anchorhold.AsymmetricSI(measuring_strength=-1),
+            lambda: anchorhold.measures.AsymmetricSI(measuring_strength=-1),
             "measuring_strength=-1: expected a number not below 0",
         ),
-        (lambda: anchorhold.AsymmetricSI(measuring_factor=0.5), "measuring_factor=0.5: expected a number not below 1"),
-        (lambda: anchorhold.Asymmetric(factor=0.9), "factor=0.9: expected a number not below 1"),
-        (lambda: anchorhold.Asymmetric(epsilon=-1.0), r"epsilon=-1.0: expected a number not below 0"),
+        (
+            lambda: anchorhold.measures.AsymmetricSI(measuring_factor=0.5),
+            "measuring_factor=0.5: expected a number not below 1",
+        ),
+        (lambda: anchorhold.holds.Asymmetric(factor=0.9), "factor=0.9: expected a number not below 1"),
+        (lambda: anchorhold.holds.Asymmetric(epsilon=-1.0), r"epsilon=-1.0: expected a number not below 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, message):
@@ -199,4 +204,4 @@ def test_settings_that_make_no_sense_are_refused(make, message):
 
 def test_forms_without_sides_are_refused():
     with pytest.raises(ConfigurationError, match="'asymmetric' with the form 'rotated'"):
-        anchorhold.Guard(network(), "EWC", 1.0, form="rotated", holds=["asymmetric"])
+        anchorhold.Guard(network(), "EWC", strength=1.0, form="rotated", holds=["asymmetric"])

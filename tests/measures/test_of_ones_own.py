@@ -20,7 +20,7 @@ X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3)
 
 
 @dataclasses.dataclass(frozen=True)
-class Walk(anchorhold.PathMeasure):
+class Walk(anchorhold.measures.PathMeasure):
     """Two states, one of which lasts; each scaled by its largest over the network; every third step counts twice."""
 
     choose_when: ClassVar[str] = "never"
@@ -115,15 +115,15 @@ def test_a_copy_goes_on_by_itself():
     optimizer.step()
     with pytest.warns(anchorhold.AnchorholdWarning, match="attached to nothing"):
         twin = copy.deepcopy(guard)
-    size = twin.path.running["Walk"]["size"]["0.weight"].clone()
+    size = twin.gradients.path.running["Walk"]["size"]["0.weight"].clone()
     optimizer.step()
-    assert torch.equal(twin.path.running["Walk"]["size"]["0.weight"], size)
-    assert not torch.equal(guard.path.running["Walk"]["size"]["0.weight"], size)
+    assert torch.equal(twin.gradients.path.running["Walk"]["size"]["0.weight"], size)
+    assert not torch.equal(guard.gradients.path.running["Walk"]["size"]["0.weight"], size)
 
 
 def broken(change):
     @dataclasses.dataclass(frozen=True)
-    class Broken(anchorhold.WeightMeasure):
+    class Broken(anchorhold.measures.WeightMeasure):
         choose_when: ClassVar[str] = "never"
 
         def importance(self, parameter):
@@ -156,7 +156,7 @@ def test_what_does_not_fit_the_parameters_is_refused_and_nothing_changes(change,
 def test_one_that_is_registered_works_by_name():
     @register_measure("own-magnitude")
     @dataclasses.dataclass(frozen=True)
-    class Own(anchorhold.WeightMeasure):
+    class Own(anchorhold.measures.WeightMeasure):
         power: float = 1.0
         choose_when: ClassVar[str] = "never"
 
@@ -165,16 +165,16 @@ def test_one_that_is_registered_works_by_name():
 
     guard = anchorhold.Guard(network(), "own-magnitude")
     assert guard.measures == {"own-magnitude": Own()}
-    assert anchorhold.measure("Own_Magnitude", power=2.0) == Own(2.0)
+    assert anchorhold.measures.measure("Own_Magnitude", power=2.0) == Own(2.0)
     with pytest.raises(ConfigurationError, match=r"'ownmagnitud'\. Did you mean 'own-magnitude'"):
-        anchorhold.measure("ownmagnitud")
+        anchorhold.measures.measure("ownmagnitud")
     with pytest.raises(ConfigurationError, match="called 'own-magnitude' already"):
         register_measure("OWN-magnitude")(Walk)
 
 
 def test_one_that_cannot_be_made_or_has_another_name_is_not_registered():
     @dataclasses.dataclass(frozen=True)
-    class NoDefault(anchorhold.WeightMeasure):
+    class NoDefault(anchorhold.measures.WeightMeasure):
         power: float
         choose_when: ClassVar[str] = "never"
 
@@ -198,7 +198,7 @@ def test_one_that_cannot_be_made_or_has_another_name_is_not_registered():
 
 
 @dataclasses.dataclass(frozen=True)
-class Sized(anchorhold.WeightMeasure):
+class Sized(anchorhold.measures.WeightMeasure):
     """The weights themselves, as they are."""
 
     choose_when: ClassVar[str] = "never"
@@ -259,7 +259,7 @@ def test_a_parameter_that_rests_for_a_task_has_its_lasting_states():
 
 def incomplete(**parts):
     return dataclasses.dataclass(frozen=True)(
-        type("Incomplete", (anchorhold.Measure,), {"finish": lambda *_: None, **parts})
+        type("Incomplete", (anchorhold.measures.Measure,), {"finish": lambda *_: None, **parts})
     )()
 
 

@@ -22,7 +22,7 @@ def inputs(task):
 def test_totals_are_those_of_the_formula(normalise, guards_own, tmp_path):
     model, gamma = network(), 0.7
     measure = anchorhold.OnlineEWC(decay=gamma, normalise=normalise)
-    guard = anchorhold.Guard(model, measure, 2.0, decay=guards_own)
+    guard = anchorhold.Guard(model, measure, strength=2.0, decay=guards_own)
     expected = {}
     for task in range(3):
         with torch.no_grad():
@@ -35,7 +35,7 @@ def test_totals_are_those_of_the_formula(normalise, guards_own, tmp_path):
         expected = {name: old.get(name, 0.0) + value / mean for name, value in fisher.items()}
         guard.consolidate([x])
         guard.save(tmp_path / "state")
-        guard = anchorhold.Guard(model, measure, 2.0, decay=guards_own)
+        guard = anchorhold.Guard(model, measure, strength=2.0, decay=guards_own)
         guard.load(tmp_path / "state")
     for name, value in expected.items():
         torch.testing.assert_close(guard.importance[name], value, rtol=1e-10, atol=0)
@@ -50,7 +50,7 @@ def test_totals_are_those_of_the_formula(normalise, guards_own, tmp_path):
 
 def test_a_mean_of_solutions_is_weighted_by_the_faded_total():
     model, gamma = network(), 0.5
-    guard = anchorhold.Guard(model, anchorhold.OnlineEWC(decay=gamma), 1.0, anchor="mean")
+    guard = anchorhold.Guard(model, anchorhold.OnlineEWC(decay=gamma), strength=1.0, anchor="mean")
     found = []
     for task in range(2):
         with torch.no_grad():
@@ -64,7 +64,7 @@ def test_a_mean_of_solutions_is_weighted_by_the_faded_total():
 
 def test_tasks_count_alike_however_large_their_fishers_are():
     model = network()
-    guard = anchorhold.Guard(model, "online-EWC", 1.0)
+    guard = anchorhold.Guard(model, "online-EWC", strength=1.0)
     for task in range(2):
         found = guard.consolidate([10.0**task * inputs(task)])["online-EWC"].importance
         assert torch.cat([value.flatten() for value in found.values()]).mean().item() == pytest.approx(1)
@@ -73,7 +73,7 @@ def test_tasks_count_alike_however_large_their_fishers_are():
 def test_what_is_scaled_as_a_whole_has_no_place_in_matrices():
     for form in ("rotated", "kronecker", "lowrank"):
         with pytest.raises(ConfigurationError, match="online-EWC has no importance in the form"):
-            anchorhold.Guard(network(), "online-EWC", 1.0, form=form)
+            anchorhold.Guard(network(), "online-EWC", strength=1.0, form=form)
 
 
 def test_a_decay_that_is_none_is_refused():

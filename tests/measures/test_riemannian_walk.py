@@ -85,7 +85,9 @@ def test_importances_and_training_are_those_of_the_formulas(fisher_of, seen_at, 
     expected, totals = by_hand(fisher_of, seen_at)
     model = network()
     measure = anchorhold.RWalk(EVERY, ALPHA, EPSILON, fisher_of)
-    guard = anchorhold.Guard(model, measure, C, from_scratch=True, implicit=False)
+    guard = anchorhold.Guard(
+        model, measure, strength=C, from_scratch=True, options=anchorhold.GuardOptions(implicit=False)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     guard.attach(optimizer)
     for task, total in enumerate(totals):
@@ -93,12 +95,12 @@ def test_importances_and_training_are_those_of_the_formulas(fisher_of, seen_at, 
             if (task, step) == (1, 2):  # within an interval
                 guard.save(tmp_path / "state")
                 guard.detach()
-                guard = anchorhold.Guard(model, measure, C, implicit=False)
+                guard = anchorhold.Guard(model, measure, strength=C, options=anchorhold.GuardOptions(implicit=False))
                 guard.load(tmp_path / "state")
                 guard.attach(optimizer)
             optimizer.zero_grad()
             if fisher_of == "samples" and seen_at(step):
-                guard.observe_samples([batch(task, step)])
+                guard.gradients.samples([batch(task, step)])
             loss_of(model, task, step).backward()
             optimizer.step()
         guard.consolidate()
@@ -111,14 +113,14 @@ def test_importances_and_training_are_those_of_the_formulas(fisher_of, seen_at, 
 
 def test_the_squares_are_those_of_single_samples_and_of_micro_batches():
     model = network()
-    guard = anchorhold.Guard(model, "RWalk", 1.0, from_scratch=True)
+    guard = anchorhold.Guard(model, "RWalk", strength=1.0, from_scratch=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     guard.attach(optimizer)
     x, y = batch(0, 0)
     expected = squares_by_hand(model, 0, 0)
     model.train()
     for batches in ([(x, y)], [(x[:2], y[:2]), (x[2:], y[2:])]):
-        guard.observe_samples(batches)
+        guard.gradients.samples(batches)
         found = guard._attachment.watcher.measures.observed.squares
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-10, atol=0)
@@ -127,16 +129,16 @@ def test_the_squares_are_those_of_single_samples_and_of_micro_batches():
 
 def test_a_step_without_its_samples_is_refused_at_once_and_nothing_is_recorded():
     model = network()
-    guard = anchorhold.Guard(model, "RWalk", 1.0, from_scratch=True)
+    guard = anchorhold.Guard(model, "RWalk", strength=1.0, from_scratch=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     guard.attach(optimizer)
     before = snapshot(model)
     loss_of(model, 0, 0).backward()
-    with pytest.raises(OrderError, match=r"observe_samples\(\[batch\]\)"):
+    with pytest.raises(OrderError, match=r"gradients.samples\(\[batch\]\)"):
         optimizer.step()
     assert all(torch.equal(value, before[name]) for name, value in snapshot(model).items())
-    assert guard.path.steps == 0
-    guard.observe_samples([batch(0, 0)])
+    assert guard.gradients.path.steps == 0
+    guard.gradients.samples([batch(0, 0)])
     for _ in range(10):
         optimizer.step()
         optimizer.zero_grad()
@@ -147,7 +149,7 @@ def test_a_step_without_its_samples_is_refused_at_once_and_nothing_is_recorded()
 
 def test_a_frozen_weight_keeps_its_score():
     model = network()
-    guard = anchorhold.Guard(model, "RWalk-batch", 1.0, from_scratch=True)
+    guard = anchorhold.Guard(model, "RWalk-batch", strength=1.0, from_scratch=True)
     found = []
     for task in range(2):
         model[0].weight.requires_grad_(not task)
@@ -158,7 +160,7 @@ def test_a_frozen_weight_keeps_its_score():
             loss_of(model, task, step).backward()
             optimizer.step()
         guard.consolidate()
-        found.append(guard.path.running["RWalk-batch"]["past"]["0.weight"].clone())
+        found.append(guard.gradients.path.running["RWalk-batch"]["past"]["0.weight"].clone())
         guard.detach()
     assert found[0].max() > 0
     assert torch.equal(*found)

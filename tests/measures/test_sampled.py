@@ -96,5 +96,5 @@ def test_every_setting_is_explained_where_help_looks(kind):
 
 
 def test_a_class_by_its_name_says_what_it_goes_by():
-    with pytest.raises(anchorhold.ConfigurationError, match=r"Fisher\(\) goes by the name 'EWC'"):
-        anchorhold.measure("Fisher")
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"Fisher\(\) goes by the name 'EWC'"):
+        anchorhold.measures.measure("Fisher")

@@ -55,7 +55,7 @@ def test_v_is_the_weighted_sum_of_all_steps(settings, window, skip, alpha):
         optimizer.zero_grad()
         loss_of(model, step).backward()
         if alpha:
-            guard.observe_independent(loss_of(model, step + 1))
+            guard.gradients.independent(loss_of(model, step + 1))
         optimizer.step()
     found = guard.consolidate()["SOS"].importance
     weights = weights_of_steps(window, skip, 0.999)

@@ -65,7 +65,7 @@ def brute_force(models, guards, shares, damping):
         if guard is None:
             q = torch.eye(size, dtype=torch.float64)
         else:
-            q = dense(guard.matrices, own)
+            q = dense(guard.held.matrices, own)
             q = q * size / q.trace()
         q = q + damping * held * torch.eye(size, dtype=torch.float64)
         left, right = left + c * q, right + c * q @ vector(own)

@@ -125,9 +125,9 @@ def test_adapters_by_forms_of_the_base():
     guard.consolidate([{"input_ids": torch.randint(11, (6, 5))}])
     found = anchorhold.merge(before, after, 0.5, by=guard, damping=0.0)
     old, new = before.state_dict(), weights(adapted())
-    traces = sum(float(matrix.trace()) for matrix in guard.matrices.values())
-    size = sum(old[name].numel() for matrix in guard.matrices.values() for name in matrix.block.parameters)
-    for matrix in guard.matrices.values():
+    traces = sum(float(matrix.trace()) for matrix in guard.held.matrices.values())
+    size = sum(old[name].numel() for matrix in guard.held.matrices.values() for name in matrix.block.parameters)
+    for matrix in guard.held.matrices.values():
         step = {name: new[name] - old[name] for name in matrix.block.parameters}
         for name, shrunk in matrix.shrink(step, size / traces).items():
             torch.testing.assert_close(found[name], old[name] + shrunk, rtol=1e-5, atol=1e-5)
@@ -137,7 +137,7 @@ def test_adapters_that_are_not_averaged_alone(tmp_path):
     adapted(1, **SETTINGS["saved"]).save_pretrained(tmp_path / "saved")
     adapted(2).save_pretrained(tmp_path / "plain")
     for pair in ((None, "saved"), ("plain", "saved")):
-        with pytest.raises(anchorhold.ConfigurationError, match="trained beside the adapter"):
+        with pytest.raises(anchorhold.errors.ConfigurationError, match="trained beside the adapter"):
             merge_adapters(*(name and tmp_path / name for name in pair))
     adapted(3, **SETTINGS["saved"]).save_pretrained(tmp_path / "too")
     made = merge_adapters(tmp_path / "saved", tmp_path / "too", 0.5, out=tmp_path / "merged")
@@ -150,33 +150,35 @@ def test_adapters_that_are_not_averaged_alone(tmp_path):
 def test_adapters_that_do_not_fit(tmp_path):
     adapted(1).save_pretrained(tmp_path / "one")
     folder = tmp_path / "one"
-    with pytest.raises(anchorhold.ConfigurationError, match="is an adapter, whose weights depend on its base"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="is an adapter, whose weights depend on its base"):
         anchorhold.merge(folder, base_model())
-    with pytest.raises(anchorhold.ConfigurationError, match=r"adapts 'transformer.h.0.attn.c_attn.weight'.*not there"):
+    with pytest.raises(
+        anchorhold.errors.ConfigurationError, match=r"adapts 'transformer.h.0.attn.c_attn.weight'.*not there"
+    ):
         anchorhold.merge(nn.Linear(2, 2), folder)
-    with pytest.raises(anchorhold.ConfigurationError, match="share="):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="share="):
         merge_adapters(folder, folder, 1.5)
-    with pytest.raises(anchorhold.StateError, match="not replaced"):
+    with pytest.raises(anchorhold.errors.StateError, match="not replaced"):
         merge_adapters(folder, folder, 0.5, out=folder)
-    with pytest.raises(anchorhold.ConfigurationError, match="has no adapter_config"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="has no adapter_config"):
         merge_adapters(tmp_path, folder)
     adapted(1, use_dora=True).save_pretrained(tmp_path / "dora")
-    with pytest.raises(anchorhold.ConfigurationError, match="DoRA"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="DoRA"):
         anchorhold.merge(base_model(), tmp_path / "dora")
     config = json.loads((folder / "adapter_config.json").read_text())
     other = LoraAdapter.read(folder)
-    with pytest.raises(anchorhold.ConfigurationError, match="base_model_name_or_path"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="base_model_name_or_path"):
         merge_adapters(
             folder, LoraAdapter(config | {"base_model_name_or_path": "another"}, other.factors, frozenset(), {})
         )
     tensors = load_file(folder / "adapter_model.safetensors")
     name = next(iter(tensors))
     save_file(tensors | {name: tensors[name] * float("nan")}, folder / "adapter_model.safetensors")
-    with pytest.raises(anchorhold.StateError, match="not finite"):
+    with pytest.raises(anchorhold.errors.StateError, match="not finite"):
         anchorhold.merge(base_model(), folder)
     del tensors[name]
     save_file(tensors, folder / "adapter_model.safetensors")
-    with pytest.raises(anchorhold.StateError, match="expected A and B"):
+    with pytest.raises(anchorhold.errors.StateError, match="expected A and B"):
         anchorhold.merge(base_model(), folder)
 
 

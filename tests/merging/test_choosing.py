@@ -140,5 +140,5 @@ def test_models_that_are_too_far_apart():
     before, after = network(), moved(network())
     with torch.no_grad():
         after[3].weight.mul_(1e308)
-    with pytest.raises(anchorhold.NotFiniteError, match="At share"):
+    with pytest.raises(anchorhold.errors.NotFiniteError, match="At share"):
         choose_share(before, after, [X], 0.01)

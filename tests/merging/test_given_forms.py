@@ -37,7 +37,7 @@ def test_guards_matrices_and_files_are_the_same(tmp_path, form):
         guard.save(tmp_path / f"{k}.safetensors")
     expected = anchorhold.merge(before, after, 0.4, by=guards)
     files = [tmp_path / f"{k}.safetensors" for k in (0, 1)]
-    for by in ([guard.matrices for guard in guards], files, (guards[0], str(files[1]))):
+    for by in ([guard.held.matrices for guard in guards], files, (guards[0], str(files[1]))):
         assert same(anchorhold.merge(before, after, 0.4, by=by), expected, form)
 
 
@@ -81,21 +81,23 @@ def test_what_a_task_brought_serves_for_the_diagonal():
     found = [guard.consolidate(batches(k))["EWC"] for k, guard in enumerate(guards)]
     assert same(anchorhold.merge(before, after, 0.4, by=found), anchorhold.merge(before, after, 0.4, by=guards))
     rotated = anchorhold.Guard(before, anchorhold.Fisher(), form="rotated").consolidate(batches(0))["EWC"]
-    with pytest.raises(anchorhold.ConfigurationError, match="diagonal alone"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="diagonal alone"):
         anchorhold.merge(before, after, by=[rotated, None])
 
 
 def test_forms_of_the_other_model():
     before, after = network(), moved(network())
     guards = [guarded(before), guarded(after)]
-    with pytest.raises(anchorhold.ConfigurationError, match=r"by\[0\] was measured at other weights .* of before"):
+    with pytest.raises(
+        anchorhold.errors.ConfigurationError, match=r"by\[0\] was measured at other weights .* of before"
+    ):
         anchorhold.merge(before, after, by=guards[::-1])
     assert same(anchorhold.merge(before, after, 0.0, by=[g.matrices for g in guards[::-1]]), before.state_dict())
 
 
 def test_anchors_that_were_rounded_are_those_of_the_model():
     before, after = network().float(), moved(network()).float()
-    guard = anchorhold.Guard(before, anchorhold.Fisher(), state_dtype=torch.bfloat16)
+    guard = anchorhold.Guard(before, anchorhold.Fisher(), options=anchorhold.GuardOptions(state_dtype=torch.bfloat16))
     guard.consolidate(batches(3, torch.float32))
     anchorhold.merge(before, after, by=guard)
     anchorhold.merge(before.to(torch.bfloat16), after, by=guard, dtype=torch.float32)
@@ -105,14 +107,14 @@ def test_forms_of_another_network():
     before, after = network(), moved(network())
     fisher = anchorhold.Fisher().measure(before, batches(3))
     with pytest.raises(
-        anchorhold.ConfigurationError, match=r"by\[0\] is of a parameter 'body.0.weight', which the models"
+        anchorhold.errors.ConfigurationError, match=r"by\[0\] is of a parameter 'body.0.weight', which the models"
     ):
         anchorhold.merge(before, after, by={"body.0.weight": fisher["0.weight"]})
-    with pytest.raises(anchorhold.ConfigurationError, match=r"'0.weight' with shape \(5, 5\)"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"'0.weight' with shape \(5, 5\)"):
         anchorhold.merge(before, after, by={"0.weight": torch.ones(5, 5)})
     other = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 3)).double()
     for form in ("rotated", "dense"):
-        with pytest.raises(anchorhold.ConfigurationError, match=r"'0.weight' with shape|'0.bias' with shape"):
+        with pytest.raises(anchorhold.errors.ConfigurationError, match=r"'0.weight' with shape|'0.bias' with shape"):
             anchorhold.merge(before, after, by=guarded(other, form).matrices)
 
 
@@ -129,7 +131,7 @@ def test_forms_of_another_network():
     ],
 )
 def test_what_is_no_form(by, said):
-    with pytest.raises(anchorhold.ConfigurationError, match=said):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=said):
         anchorhold.merge(network(), moved(network()), by=by)
 
 
@@ -137,32 +139,32 @@ def test_importances_that_weigh_nothing_sensible():
     before, after = network(), moved(network())
     fisher = anchorhold.Fisher().measure(before, batches(3))
     negative = fisher | {"0.weight": fisher["0.weight"] - 1}
-    with pytest.raises(anchorhold.ConfigurationError, match="negative"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="negative"):
         anchorhold.merge(before, after, by=negative)
-    with pytest.raises(anchorhold.NotFiniteError, match=r"0\.weight"):
+    with pytest.raises(anchorhold.errors.NotFiniteError, match=r"0\.weight"):
         anchorhold.merge(before, after, by=fisher | {"0.weight": fisher["0.weight"] * float("nan")})
-    with pytest.raises(anchorhold.ConfigurationError, match="0 everywhere"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="0 everywhere"):
         anchorhold.merge(before, after, by={name: 0 * omega for name, omega in fisher.items()})
     for damping in (-1.0, float("nan"), "much"):
-        with pytest.raises(anchorhold.ConfigurationError, match="damping="):
+        with pytest.raises(anchorhold.errors.ConfigurationError, match="damping="):
             anchorhold.merge(before, after, by=fisher, damping=damping)
-    with pytest.raises(anchorhold.ConfigurationError, match="normalise="):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="normalise="):
         anchorhold.merge(before, after, by=fisher, normalise="layer")
 
 
 def test_guards_that_have_nothing_to_say(tmp_path):
     before, after = network(), moved(network())
-    with pytest.raises(anchorhold.ConfigurationError, match="holds nothing yet"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="holds nothing yet"):
         anchorhold.merge(before, after, by=anchorhold.Guard(before, anchorhold.Fisher()))
     normed = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
     guard = anchorhold.Guard(normed, anchorhold.Fisher(), batch_norm="fold")
     guard.consolidate(batches(3))
     guard.save(tmp_path / "folded.safetensors")
     for given in (guard, tmp_path / "folded.safetensors"):
-        with pytest.raises(anchorhold.ConfigurationError, match="batch_norm"):
+        with pytest.raises(anchorhold.errors.ConfigurationError, match="batch_norm"):
             anchorhold.merge(normed, moved(normed), by=given)
     anchorhold.merge(before, after, 0.5, out=tmp_path / "model.safetensors")
-    with pytest.raises(anchorhold.StateError, match=r"not one that a Guard wrote"):
+    with pytest.raises(anchorhold.errors.StateError, match=r"not one that a Guard wrote"):
         anchorhold.merge(before, after, by=tmp_path / "model.safetensors")
 
 

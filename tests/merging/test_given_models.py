@@ -31,7 +31,7 @@ def test_the_half_is_what_is_taken_unless_told():
 def test_a_share_that_is_none(share):
     before, after = network(), moved(network())
     kept = {name: tensor.clone() for name, tensor in before.state_dict().items()}
-    with pytest.raises(anchorhold.ConfigurationError, match="share="):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="share="):
         anchorhold.merge(before, after, share)
     assert all(torch.equal(before.state_dict()[name], tensor) for name, tensor in kept.items())
 
@@ -46,21 +46,23 @@ def test_shares_of_several():
     expected = 0.7 * models[1][0].weight + 0.3 * models[2][0].weight
     torch.testing.assert_close(four["0.weight"], expected.detach(), rtol=1e-15, atol=1e-15)
     for share, said in ((0.5, "one for each"), ([0.6, 0.6], "1 at most"), ([0.5], "2 models"), ([0.5, -0.1], "from 0")):
-        with pytest.raises(anchorhold.ConfigurationError, match=said):
+        with pytest.raises(anchorhold.errors.ConfigurationError, match=said):
             anchorhold.merge(models[0], models[1:], share)
-    with pytest.raises(anchorhold.ConfigurationError, match="empty"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="empty"):
         anchorhold.merge(models[0], [], [])
 
 
 def test_other_names_and_shapes():
     before, after = network(), moved(network())
-    with pytest.raises(anchorhold.ConfigurationError, match=r"before has no '4.weight' and 1 more, which after has"):
+    with pytest.raises(
+        anchorhold.errors.ConfigurationError, match=r"before has no '4.weight' and 1 more, which after has"
+    ):
         anchorhold.merge(before, nn.Sequential(*after, nn.Linear(3, 3)))
-    with pytest.raises(anchorhold.ConfigurationError, match=r"after has no '3.weight'"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"after has no '3.weight'"):
         anchorhold.merge(before, after[:3])
     other = nn.Sequential(*after[:3], nn.Linear(5, 2).double())
     with pytest.raises(
-        anchorhold.ConfigurationError, match=r"'3.weight' has the shapes \(3, 5\) in before, \(2, 5\) in after"
+        anchorhold.errors.ConfigurationError, match=r"'3.weight' has the shapes \(3, 5\) in before, \(2, 5\) in after"
     ):
         anchorhold.merge(before, other)
 
@@ -68,7 +70,7 @@ def test_other_names_and_shapes():
 @pytest.mark.daily
 @pytest.mark.parametrize("given", [None, 3, [], {}, {"epoch": 3}])
 def test_what_is_no_model(given):
-    with pytest.raises(anchorhold.ConfigurationError, match="before"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="before"):
         anchorhold.merge(given, network())
 
 
@@ -78,7 +80,7 @@ def test_weights_that_are_not_finite(bad):
     with torch.no_grad():
         after[3].weight[1, 2] = bad
     for forms in (None, [guarded(before, "rotated"), guarded(moved(network()), "rotated").matrices]):
-        with pytest.raises(anchorhold.NotFiniteError, match=r"'3.weight' of after is not finite"):
+        with pytest.raises(anchorhold.errors.NotFiniteError, match=r"'3.weight' of after is not finite"):
             anchorhold.merge(before, after, by=forms)
     assert torch.equal(anchorhold.merge(before, after, 0.0)["3.weight"], before[3].weight)  # it has no share
 
@@ -100,7 +102,7 @@ def test_different_types_are_told_and_the_more_precise_one_taken():
     assert {tensor.dtype for tensor in found.values()} == {torch.float32}
     found = anchorhold.merge(before, after, dtype=torch.bfloat16)
     assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
-    with pytest.raises(anchorhold.ConfigurationError, match="dtype="):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="dtype="):
         anchorhold.merge(before, after, dtype=torch.int8)
 
 
@@ -129,9 +131,9 @@ def test_whole_numbers_are_those_of_after():
     assert anchorhold.merge(before, after, 0.0)["steps"].tolist() == [3, 4]
     found["steps"][0] = 0
     assert after["steps"].tolist() == [5, 6]
-    with pytest.raises(anchorhold.ConfigurationError, match=r"'w' is of type torch.float32 and torch.int8"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"'w' is of type torch.float32 and torch.int8"):
         anchorhold.merge(before, after | {"w": torch.ones(2, dtype=torch.int8)})
-    with pytest.raises(anchorhold.ConfigurationError, match="Quantised"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="Quantised"):
         anchorhold.merge(*[{"w": torch.ones(2).to(torch.float8_e4m3fn)}] * 2)
 
 
@@ -236,16 +238,16 @@ def test_what_is_no_tensor_is_that_of_after():
 
 
 def test_a_tensor_without_numbers():
-    with pytest.raises(anchorhold.ModelError, match="meta device"):
+    with pytest.raises(anchorhold.errors.ModelError, match="meta device"):
         anchorhold.merge(network(), network().to("meta"))
-    with pytest.raises(anchorhold.ModelError, match="layout"):
+    with pytest.raises(anchorhold.errors.ModelError, match="layout"):
         anchorhold.merge({"w": torch.eye(2)}, {"w": torch.eye(2).to_sparse()})
 
 
 def test_a_state_dict_that_was_not_copied_is_refused():
     model = nn.Linear(3, 2)
     before = model.state_dict()
-    with pytest.raises(anchorhold.ConfigurationError, match=r"same tensors.*copy\.deepcopy"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"same tensors.*copy\.deepcopy"):
         anchorhold.merge(before, model, 0.5)
     frozen = {name: tensor.clone() if name == "bias" else tensor for name, tensor in before.items()}
     assert anchorhold.merge(frozen, model, 0.5).keys() == before.keys()

@@ -136,7 +136,7 @@ def test_a_refused_merge_leaves_nothing(tmp_path):
     with torch.no_grad():
         after[3].bias[0] = float("nan")
     paths = saved(tmp_path, "before", before), saved(tmp_path, "after", after)
-    with pytest.raises(anchorhold.NotFiniteError, match=r"'3.bias' of after"):
+    with pytest.raises(anchorhold.errors.NotFiniteError, match=r"'3.bias' of after"):
         anchorhold.merge(*paths, 0.3, out=tmp_path / "merged.safetensors")
     nothing_else(tmp_path, "before.safetensors", "after.safetensors")
 
@@ -145,26 +145,30 @@ def test_nothing_that_is_there_is_replaced(tmp_path):
     before, after = network(), moved(network())
     paths = saved(tmp_path, "before", before), saved(tmp_path, "after", after)
     for out in (*paths, tmp_path):
-        with pytest.raises(anchorhold.StateError, match="not replaced"):
+        with pytest.raises(anchorhold.errors.StateError, match="not replaced"):
             anchorhold.merge(*paths, 0.3, out=out)
     assert_same(load_file(paths[1]), after.state_dict())
-    with pytest.raises(anchorhold.StateError, match="no folder"):
+    with pytest.raises(anchorhold.errors.StateError, match="no folder"):
         anchorhold.merge(*paths, 0.3, out=tmp_path / "nowhere" / "merged.safetensors")
 
 
 def test_files_that_are_no_models(tmp_path):
     before = saved(tmp_path, "before", network())
-    with pytest.raises(anchorhold.ConfigurationError, match=r"after='.*nowhere.safetensors': there is no such file"):
+    with pytest.raises(
+        anchorhold.errors.ConfigurationError, match=r"after='.*nowhere.safetensors': there is no such file"
+    ):
         anchorhold.merge(before, tmp_path / "nowhere.safetensors")
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(before.read_bytes()[:-10])
     (tmp_path / "pickle.safetensors").write_bytes(b"\x80\x02 something else")
     for name in ("cut", "pickle"):
-        with pytest.raises(anchorhold.StateError, match="not a whole safetensors file"):
+        with pytest.raises(anchorhold.errors.StateError, match="not a whole safetensors file"):
             anchorhold.merge(before, tmp_path / f"{name}.safetensors")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(anchorhold.StateError, match=r"neither model.safetensors nor .*pytorch_model.bin.*Pickled"):
+    with pytest.raises(
+        anchorhold.errors.StateError, match=r"neither model.safetensors nor .*pytorch_model.bin.*Pickled"
+    ):
         anchorhold.merge(before, tmp_path / "folder")
 
 
@@ -174,32 +178,32 @@ def test_indices_that_do_not_fit(tmp_path):
     index = folder / tensor_files.INDEX
     kept = json.loads(index.read_text())
     index.write_text("{")
-    with pytest.raises(anchorhold.StateError, match="cannot be read"):
+    with pytest.raises(anchorhold.errors.StateError, match="cannot be read"):
         anchorhold.merge(model, folder)
     index.write_text(
         json.dumps(kept | {"weight_map": kept["weight_map"] | {"more": "model-00001-of-00002.safetensors"}})
     )
-    with pytest.raises(anchorhold.StateError, match=r"has no 'more'"):
+    with pytest.raises(anchorhold.errors.StateError, match=r"has no 'more'"):
         anchorhold.merge(model, folder)
     index.write_text(json.dumps(kept))
     (folder / "model-00001-of-00002.safetensors").unlink()
-    with pytest.raises(anchorhold.StateError, match="There is no file"):
+    with pytest.raises(anchorhold.errors.StateError, match="There is no file"):
         anchorhold.merge(model, folder)
 
 
 def test_files_with_other_names_or_shapes(tmp_path):
     one, other = saved(tmp_path, "one", network()), saved(tmp_path, "other", nn.Linear(3, 2))
-    with pytest.raises(anchorhold.ConfigurationError, match=r"before has no '(weight|bias)' and 1 more"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"before has no '(weight|bias)' and 1 more"):
         anchorhold.merge(one, other, out=tmp_path / "merged.safetensors")
     wide = saved(tmp_path, "wide", nn.Linear(4, 2))
-    with pytest.raises(anchorhold.ConfigurationError, match=r"\(2, 3\) in before, \(2, 4\) in after"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"\(2, 3\) in before, \(2, 4\) in after"):
         anchorhold.merge(other, wide, out=tmp_path / "merged.safetensors")
     nothing_else(tmp_path, "one.safetensors", "other.safetensors", "wide.safetensors")
 
 
 def test_what_a_file_cannot_hold(tmp_path):
     state = {"w": torch.zeros(1), "_extra_state": 1}
-    with pytest.raises(anchorhold.ConfigurationError, match="_extra_state"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="_extra_state"):
         anchorhold.merge(state, state | {"w": torch.ones(1)}, out=tmp_path / "merged.safetensors")
     nothing_else(tmp_path)
 

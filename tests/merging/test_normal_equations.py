@@ -29,7 +29,7 @@ FORMS = {
     "regmean, in blocks": anchorhold.Kronecker(outputs="identity", inputs="blocks", largest_block=2),
     "lowrank": anchorhold.LowRank(rank=5),
     "dense": "dense",
-    "dense layers": anchorhold.Dense(span="layers"),
+    "dense layers": anchorhold.forms.Dense(span="layers"),
 }
 
 
@@ -118,9 +118,9 @@ def test_the_old_form_alone_shrinks_the_step():
     guard = guarded(before, "rotated")
     share, shrunk = 0.6, {}
     size = sum(p.numel() for p in before.parameters())
-    mean = sum(float(matrix.trace()) for matrix in guard.matrices.values()) / size
+    mean = sum(float(matrix.trace()) for matrix in guard.held.matrices.values()) / size
     step = {n: p.detach() - dict(before.named_parameters())[n].detach() for n, p in after.named_parameters()}
-    for matrix in guard.matrices.values():
+    for matrix in guard.held.matrices.values():
         own = {n: step[n] for n in matrix.block.parameters}
         shrunk |= matrix.shrink(own, (1 - share) / share / mean)
     expected = {n: p.detach() + shrunk[n] for n, p in before.named_parameters()}

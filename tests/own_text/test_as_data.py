@@ -54,9 +54,9 @@ def test_what_was_most_probable_lies_where_the_labels_do():
 
 
 def test_most_probable_tokens_that_are_not_there_are_refused():
-    with pytest.raises(anchorhold.ConfigurationError, match="keep_top"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="keep_top"):
         anchorhold.write_text(tiny.gpt2(), 2, 4).batches(2, top=True)
-    with pytest.raises(anchorhold.ConfigurationError, match="pairs"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="pairs"):
         anchorhold.write_text(Chain(), 2, 4, start=0, keep_top=2).batches(2, top=True)
 
 
@@ -64,7 +64,7 @@ def test_most_probable_tokens_that_are_not_there_are_refused():
     ("options", "said"), [({"batch_size": 0}, "batch_size=0"), ({"labels": "none"}, "labels='none'")]
 )
 def test_batches_that_make_no_sense_are_refused(options, said):
-    with pytest.raises(anchorhold.ConfigurationError, match=said):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=said):
         anchorhold.write_text(Chain(), 2, 4, start=0).batches(**options)
 
 
@@ -82,7 +82,7 @@ def test_a_guard_consolidates_with_own_text(labels):
 def test_the_text_itself_is_no_batches_and_is_refused():
     model = tiny.gpt2()
     text = anchorhold.write_text(model, 3, 6)
-    with pytest.raises(anchorhold.BatchError, match="expected batches"):
+    with pytest.raises(anchorhold.errors.BatchError, match="expected batches"):
         anchorhold.Guard(model, anchorhold.Fisher(), strength=1.0).consolidate(text)
 
 
@@ -126,7 +126,7 @@ def test_it_says_how_varied_it_is():
     assert "circles: 1" in said  # of the loop's nine runs of four, two are new
     assert f"{100 * (7 / 9) / 4:.1f} % of the runs of 4" in said
     assert repr(anchorhold.OwnText([])) == "OwnText: no pieces"
-    with pytest.raises(anchorhold.ConfigurationError, match="no tokenizer"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="no tokenizer"):
         anchorhold.OwnText(pieces).texts  # noqa: B018
 
 

@@ -38,9 +38,9 @@ def test_pieces_begin_with_the_beginning_or_else_the_end():
 
 
 def test_where_nothing_says_how_a_text_begins_it_is_refused():
-    with pytest.raises(anchorhold.ConfigurationError, match="Give start="):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="Give start="):
         anchorhold.write_text(Chain(), 3, 4)
-    with pytest.raises(anchorhold.ConfigurationError, match="Give start="):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="Give start="):
         anchorhold.write_text(without(tiny.gpt2(), "bos", "eos"), 3, 4, end=None)
 
 
@@ -63,7 +63,7 @@ def test_an_end_token_that_the_model_does_not_know_is_none():
     model.config.eos_token_id = model.generation_config.eos_token_id = 50256
     with pytest.warns(anchorhold.AnchorholdWarning, match="there is 50256, but the model knows only 7"):
         anchorhold.write_text(model, 2, 4)
-    with pytest.raises(anchorhold.ConfigurationError, match=r"end 50256.*from 0 to 6"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"end 50256.*from 0 to 6"):
         anchorhold.write_text(tiny.gpt2(), 2, 4, end=50256)
 
 
@@ -102,7 +102,7 @@ def test_a_tokenizer_that_ends_texts_does_not_end_prompts():
 def test_an_empty_prompt_is_a_beginning_without_one():
     text = anchorhold.write_text(tiny.gpt2(), length=4, tokenizer=tokenizer(), prompts=["", [], "a"])
     assert [piece.tokens[: piece.begun].tolist() for piece in text.pieces] == [[1], [1], [3]]
-    with pytest.raises(anchorhold.ConfigurationError, match="Give start="):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="Give start="):
         anchorhold.write_text(Chain(), length=4, prompts=[[1], []])
 
 
@@ -122,7 +122,7 @@ def test_chats_go_through_the_template():
 
 @pytest.mark.parametrize("made", [tokenizer(), tokenizer("{{ raise_exception('no systems') }}")])
 def test_a_template_that_is_missing_or_refuses_is_told_of(made):
-    with pytest.raises(anchorhold.ConfigurationError, match="Prompt 0 cannot be put into the chat template"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="Prompt 0 cannot be put into the chat template"):
         anchorhold.write_text(tiny.gpt2(), length=4, tokenizer=made, prompts=["a"], chat=True)
 
 
@@ -149,18 +149,20 @@ def test_a_template_that_is_missing_or_refuses_is_told_of(made):
     ],
 )
 def test_beginnings_that_make_no_sense_are_refused(options, said):
-    with pytest.raises(anchorhold.ConfigurationError, match=said):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=said):
         anchorhold.write_text(tiny.gpt2(), length=4, **options)
 
 
 def test_a_tokenizer_that_knows_more_than_the_model_is_told_of():
     made = tokenizer()
     made.add_tokens(["new"])
-    with pytest.raises(anchorhold.ConfigurationError, match="may know more tokens than the model"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="may know more tokens than the model"):
         anchorhold.write_text(tiny.gpt2(), length=4, tokenizer=made, prompts=["a new"])
     assert len(anchorhold.write_text(tiny.gpt2(), length=4, tokenizer=made, prompts=["a"])) == 1
 
 
 def test_the_name_of_a_tokenizer_is_none():
-    with pytest.raises(anchorhold.ConfigurationError, match=r"tokenizer='gpt2': .*AutoTokenizer\.from_pretrained"):
+    with pytest.raises(
+        anchorhold.errors.ConfigurationError, match=r"tokenizer='gpt2': .*AutoTokenizer\.from_pretrained"
+    ):
         anchorhold.write_text(tiny.gpt2(), 2, 4, tokenizer="gpt2")

@@ -55,7 +55,7 @@ class Pooled(nn.Module):
     ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
 )
 def test_a_model_that_cannot_write_is_refused(model, said):
-    with pytest.raises(anchorhold.ModelError, match=said):
+    with pytest.raises(anchorhold.errors.ModelError, match=said):
         anchorhold.write_text(model, 2, 6, start=0)
 
 
@@ -63,16 +63,16 @@ def test_a_model_that_cannot_write_is_refused(model, said):
 def test_prompts_beyond_the_context_are_refused(make):
     model = make()  # which reads 16
     assert len(anchorhold.write_text(model, 1, 15)) == 1
-    with pytest.raises(anchorhold.ConfigurationError, match=r"17 tokens.*at most 16\. Write at most length=15"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"17 tokens.*at most 16\. Write at most length=15"):
         anchorhold.write_text(model, 1, 16)
-    with pytest.raises(anchorhold.ConfigurationError, match=r"prompt 1 with its 20 tokens.*shorter prompts"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"prompt 1 with its 20 tokens.*shorter prompts"):
         anchorhold.write_text(model, length=4, prompts=[[3], [3] * 20])
 
 
 def test_a_context_that_nobody_told_of_is_found_before_writing():
     model = Chain(context=8)
     assert len(anchorhold.write_text(model, 1, 7, start=0)) == 1
-    with pytest.raises(anchorhold.ModelError, match=r"failed to read 9 tokens \(IndexError"):
+    with pytest.raises(anchorhold.errors.ModelError, match=r"failed to read 9 tokens \(IndexError"):
         anchorhold.write_text(model, 100, 8, start=0)
     assert max(model.calls)[0] <= 2  # and no piece had been begun
 
@@ -83,7 +83,7 @@ def test_logits_that_are_not_finite_are_refused(bad, batch_size):
     model = Chain()
     with torch.no_grad():
         model.table[3, 1] = bad
-    with pytest.raises(anchorhold.NotFiniteError, match=r"token \d+ of piece \d"):
+    with pytest.raises(anchorhold.errors.NotFiniteError, match=r"token \d+ of piece \d"):
         anchorhold.write_text(model, 8, 30, start=0, batch_size=batch_size)
 
 
@@ -95,7 +95,7 @@ def test_logits_that_forbid_tokens_are_fine_unless_they_forbid_all():
     assert not any(bool((piece.tokens == 3).any()) for piece in text.pieces)
     with torch.no_grad():
         model.table[1] = -math.inf
-    with pytest.raises(anchorhold.NotFiniteError):
+    with pytest.raises(anchorhold.errors.NotFiniteError):
         anchorhold.write_text(model, 8, 30, start=0)
 
 
@@ -105,7 +105,7 @@ def test_what_was_stored_before_an_error_is_still_there(tmp_path):
     def broken(done, wanted):
         model.head.bias.data.fill_(math.nan)
 
-    with pytest.raises(anchorhold.NotFiniteError):
+    with pytest.raises(anchorhold.errors.NotFiniteError):
         anchorhold.write_text(model, 8, 5, start=0, batch_size=2, store=tmp_path, progress=broken)
     with pytest.warns(anchorhold.AnchorholdWarning, match="2 of 8"):
         assert len(anchorhold.OwnText.load(tmp_path)) == 2
@@ -126,7 +126,7 @@ def test_what_was_stored_before_an_error_is_still_there(tmp_path):
     ],
 )
 def test_settings_that_make_no_sense_are_refused(name, value):
-    with pytest.raises(anchorhold.ConfigurationError, match=f"{name}={value!r}"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=f"{name}={value!r}"):
         anchorhold.write_text(Chain(), **{"pieces": 2, "length": 3, "start": 0, name: value})
 
 

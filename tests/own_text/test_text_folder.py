@@ -80,9 +80,9 @@ def test_a_file_that_was_cut_is_refused_and_can_be_removed(tmp_path, kept):
     cut = sorted(tmp_path.glob("pieces-*"))[1]
     content = cut.read_bytes()
     cut.write_bytes(content[: int(kept * len(content)) if 0 < kept < 1 else kept])
-    with pytest.raises(anchorhold.StoreError, match=rf"{cut.name}.*not whole.*Remove it"):
+    with pytest.raises(anchorhold.errors.StoreError, match=rf"{cut.name}.*not whole.*Remove it"):
         write(tmp_path)
-    with pytest.raises(anchorhold.StoreError, match=cut.name):
+    with pytest.raises(anchorhold.errors.StoreError, match=cut.name):
         anchorhold.OwnText.load(tmp_path)
     cut.unlink()
     assert same(write(tmp_path), write(None))
@@ -93,7 +93,7 @@ def test_a_file_of_another_text_is_refused(tmp_path):
     write(tmp_path / "other", seed=1)
     stranger = min((tmp_path / "other").glob("pieces-*"))
     (tmp_path / "one" / stranger.name).write_bytes(stranger.read_bytes())
-    with pytest.raises(anchorhold.StoreError, match="written for another text"):
+    with pytest.raises(anchorhold.errors.StoreError, match="written for another text"):
         write(tmp_path / "one")
 
 
@@ -102,10 +102,10 @@ def test_a_file_with_tensors_that_do_not_fit_is_refused(tmp_path):
     path = min(tmp_path.glob("pieces-*"))
     tensors, said = text_folder.read_tensors(path)
     text_folder.write_tensors(path, {**tensors, "tokens": tensors["tokens"][:-1]}, said)
-    with pytest.raises(anchorhold.StoreError, match="lengths do not fit"):
+    with pytest.raises(anchorhold.errors.StoreError, match="lengths do not fit"):
         write(tmp_path)
     text_folder.write_tensors(path, {"tokens": tensors["tokens"]}, said)
-    with pytest.raises(anchorhold.StoreError, match="other tensors"):
+    with pytest.raises(anchorhold.errors.StoreError, match="other tensors"):
         write(tmp_path)
 
 
@@ -114,7 +114,7 @@ def test_another_model_is_refused_and_nothing_is_lost(tmp_path):
     other = Recurrent()
     with torch.no_grad():
         other.head.bias[0] += 1e-12
-    with pytest.raises(anchorhold.StateError, match="the model's weights are others"):
+    with pytest.raises(anchorhold.errors.StateError, match="the model's weights are others"):
         write(tmp_path, other)
     assert same(whole, write(tmp_path))
 
@@ -133,7 +133,7 @@ def test_another_model_is_refused_and_nothing_is_lost(tmp_path):
 )
 def test_other_settings_are_refused(tmp_path, changed, said):
     write(tmp_path, pieces=2)
-    with pytest.raises(anchorhold.StateError, match=said):
+    with pytest.raises(anchorhold.errors.StateError, match=said):
         write(tmp_path, pieces=2, **changed)
 
 
@@ -141,16 +141,16 @@ def test_an_adapter_that_is_switched_off_is_another_model(tmp_path):
     model = peft.get_peft_model(tiny.gpt2(), peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
     anchorhold.write_text(model, 2, 4, store=tmp_path)
     anchorhold.write_text(model, 2, 4, store=tmp_path)
-    with model.disable_adapter(), pytest.raises(anchorhold.StateError, match="weights"):
+    with model.disable_adapter(), pytest.raises(anchorhold.errors.StateError, match="weights"):
         anchorhold.write_text(model, 2, 4, store=tmp_path)
 
 
 def test_pieces_without_a_word_whose_they_are_are_refused(tmp_path):
     write(tmp_path)
     (tmp_path / "asked.json").unlink()
-    with pytest.raises(anchorhold.StoreError, match=r"no asked\.json"):
+    with pytest.raises(anchorhold.errors.StoreError, match=r"no asked\.json"):
         write(tmp_path)
-    with pytest.raises(anchorhold.StoreError, match="holds no text"):
+    with pytest.raises(anchorhold.errors.StoreError, match="holds no text"):
         anchorhold.OwnText.load(tmp_path)
 
 
@@ -160,7 +160,7 @@ def test_a_damaged_list_of_settings_is_refused(tmp_path, content):
     write(tmp_path)
     (tmp_path / "asked.json").write_bytes(content.encode("utf-8", "surrogateescape"))
     for read in (write, anchorhold.OwnText.load):
-        with pytest.raises(anchorhold.StoreError, match=r"asked\.json"):
+        with pytest.raises(anchorhold.errors.StoreError, match=r"asked\.json"):
             read(tmp_path)
 
 
@@ -168,7 +168,7 @@ def test_a_newer_format_is_refused(tmp_path):
     write(tmp_path)
     asked = json.loads((tmp_path / "asked.json").read_text())
     (tmp_path / "asked.json").write_text(json.dumps({**asked, "format": 2}))
-    with pytest.raises(anchorhold.StateError, match="format 2"):
+    with pytest.raises(anchorhold.errors.StateError, match="format 2"):
         write(tmp_path)
 
 
@@ -182,7 +182,7 @@ def test_a_text_that_is_not_all_there_is_told_of_when_loaded(tmp_path):
 
 def test_a_folder_that_cannot_be_one_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(anchorhold.StoreError, match="cannot be made a folder"):
+    with pytest.raises(anchorhold.errors.StoreError, match="cannot be made a folder"):
         write(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -193,7 +193,7 @@ def test_a_disk_that_is_full_is_told_of(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(text_folder, "write_tensors", full)
-        with pytest.raises(anchorhold.StoreError, match="No space left"):
+        with pytest.raises(anchorhold.errors.StoreError, match="No space left"):
             write(tmp_path)
     assert same(write(tmp_path), write(None))
 

@@ -142,7 +142,7 @@ def test_the_model_is_left_as_it_was(training):
 
 def test_the_mode_is_put_back_after_an_error():
     model = Chain().train()
-    with pytest.raises(anchorhold.ConfigurationError):
+    with pytest.raises(anchorhold.errors.ConfigurationError):
         anchorhold.write_text(model, 3, 3, start=99)
     assert model.training
 

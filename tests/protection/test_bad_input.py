@@ -192,7 +192,7 @@ def test_old_data_given_twice():
 def test_adapters_that_cannot_be_merged_are_held_by_their_own_parameters():
     ia3 = IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"], task_type="CAUSAL_LM")
     guard = protect(get_peft_model(language.taught(), ia3), TOKENIZER, **language.FEW)
-    assert guard.space == "weights" and any("ia3" in name for name in guard.importance)
+    assert guard.options.space == "weights" and any("ia3" in name for name in guard.importance)
 
 
 def test_a_checkpoint_that_is_none(tmp_path):

@@ -42,7 +42,9 @@ def test_it_is_what_one_would_have_written_by_hand():
     assert guard.report.scored == pytest.approx(scored)
     assert guard.strength == pytest.approx(2.0 / (2 * scored))
     hold = Distillation(told.batches(4), share=1 / 8)
-    other = anchorhold.Guard(by_hand, Fisher(labels="sampled"), 2.0 / (2 * scored), form="rotated", holds=[hold])
+    other = anchorhold.Guard(
+        by_hand, Fisher(labels="sampled"), strength=2.0 / (2 * scored), form="rotated", holds=[hold]
+    )
     other.keep(OwnText(text.pieces[56:], text.kind).batches(8), "aside")
     other.consolidate(told.batches(8))
     trained(model, guard)
@@ -113,9 +115,9 @@ def test_finishing_ends_once_and_lets_go_of_the_optimizer():
     guard.finish(share=0.5)
     with pytest.raises(OrderError, match=r"since the last finish\(\)"):
         guard.finish()
-    steps = guard.trace
+    steps = guard.control.trace
     language.fit(model, language.NEW, 2, optimizer)
-    assert guard.trace == steps
+    assert guard.control.trace == steps
     guard.finish()
     with pytest.raises(ConfigurationError, match="give one of both"):
         guard.finish(share=0.5, tolerance=0.1)
@@ -141,7 +143,7 @@ def test_an_adapter_is_held_by_its_merged_weights():
     lora = LoraConfig(r=2, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
     model = get_peft_model(language.taught(), lora)
     guard = protected(model)
-    assert guard.form.name == "kronecker" and guard.space == "merged"
+    assert guard.options.form.name == "kronecker" and guard.options.space == "merged"
     assert all(name.endswith("base_layer.weight") for name in guard.importance)
     trained(model, guard)
     b = {name: p.detach().clone() for name, p in model.named_parameters() if "lora_B" in name}
@@ -174,14 +176,14 @@ def test_nothing_of_a_model_in_training_is_disturbed():
 
 def test_each_part_can_be_left_out():
     distilling = protected(language.taught(), exchange_rate=0)
-    assert [hold.name for hold in distilling.holds] == ["distillation"]
+    assert [hold.name for hold in distilling.options.holds] == ["distillation"]
     assert not any(omega.any() for omega in distilling.importance.values())
     holding = protected(language.taught(), share=0)
-    assert holding.holds == () and all(omega.any() for omega in holding.importance.values())
+    assert holding.options.holds == () and all(omega.any() for omega in holding.importance.values())
     for guard in (distilling, holding):
         trained(guard.model, guard, 10)
         assert guard.finish().lost.kl < guard.report.lost_before.kl
-    assert protected(language.taught(), form="diagonal").form.name == "diagonal"
+    assert protected(language.taught(), form="diagonal").options.form.name == "diagonal"
     some = protected(language.taught(), protect="*mlp*")
     assert all("mlp" in name for name in some.parameters)
 

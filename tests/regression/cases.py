@@ -292,8 +292,8 @@ add("tolerance, images", network="images", options=tolerance(), events=keep_and_
 
 def watched(play, task):
     if play.case.measure == "SOS":  # which has seen the task's steps
-        play.guard.restart_task()
-    play.guard.watch_only(batches(play.case.network, task), forward=play.forward(task))
+        play.guard.gradients.restart_task()
+    play.guard.gradients.microbatches(batches(play.case.network, task), forward=play.forward(task))
     play.guard.consolidate()
 
 
@@ -342,7 +342,7 @@ def pull_back(play):
 
 
 def restart(play):
-    play.guard.restart_task()
+    play.guard.gradients.restart_task()
 
 
 def attached_anew(play):

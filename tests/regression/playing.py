@@ -12,6 +12,7 @@ from torch import nn
 
 import anchorhold
 from tests.guard.sam import SAM
+from tests.helpers import grouped
 from tests.regression.networks import batches, loss_of, network
 
 STEPS, END, AFTER = 4, 4, 5
@@ -100,7 +101,7 @@ class Play:
         torch.manual_seed(0)
         self.model = network(case.network)
         if any(name == "Variational" for name, *_ in case.holds):
-            self.model = anchorhold.mean_field(self.model, log_variance=-3.0)
+            self.model = anchorhold.variational.mean_field(self.model, log_variance=-3.0)
         self.guard = self.new_guard()
         self.optimizers = self.new_optimizers()
         self.guard.attach(*self.optimizers, hold=case.train != "penalty")
@@ -115,7 +116,7 @@ class Play:
         options |= case.options()
         if {"relative_strength", "tolerance"} & options.keys():
             del options["strength"]
-        return anchorhold.Guard(self.model, made(anchorhold.measure, case.measure), **options)
+        return anchorhold.Guard(self.model, made(anchorhold.measures.measure, case.measure), **grouped(**options))
 
     def new_optimizers(self):
         trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -194,7 +195,7 @@ class Play:
 
 
 def buffers_of(guard):
-    return [hold.buffer for hold in guard.holds if getattr(hold, "buffer", None) is not None]
+    return [hold.buffer for hold in guard.options.holds if getattr(hold, "buffer", None) is not None]
 
 
 def form_of(name, **settings):
@@ -221,8 +222,8 @@ class Seen:
         guard, model = play.guard, play.model
         self._found["weights"] += [value for _, value in sorted(model.state_dict().items())]
         for measure in guard.measures:
-            self._found["importance"] += [value for _, value in sorted(guard.importance_of(measure).items())]
-        self._found["importance"] += [value for _, value in sorted(guard.held_importance.items())]
+            self._found["importance"] += [value for _, value in sorted(guard.held.of(measure).items())]
+        self._found["importance"] += [value for _, value in sorted(guard.held.importance.items())]
         before = copy.deepcopy(model.state_dict())
         with torch.no_grad():
             for number, p in enumerate(model.parameters()):
@@ -295,7 +296,7 @@ def observed(play, batch, task, step):
     """The task's own gradient is another than the one that makes the step."""
     play.zero_grad()
     (play.loss(batch, task) + 0.01 * sum(p.square().sum() for p in play.model.parameters())).backward()
-    play.guard.observe(play.loss(batch, task))
+    play.guard.gradients.observe(play.loss(batch, task))
     for optimizer in play.optimizers:
         optimizer.step()
 
@@ -304,7 +305,7 @@ def observed_in_parts(play, batch, task, step):
     play.zero_grad()
     for number, half in enumerate(halves_of(batch)):
         (play.loss(half, task) / 2).backward()
-        play.guard.observe(play.loss(half, task) / 2, accumulate=number > 0)
+        play.guard.gradients.observe(play.loss(half, task) / 2, accumulate=number > 0)
     for optimizer in play.optimizers:
         optimizer.step()
 
@@ -313,7 +314,7 @@ def independent(play, batch, task, step):
     """A second batch, which takes no part in the step."""
     play.zero_grad()
     play.loss(batch, task).backward()
-    play.guard.observe_independent(play.loss(play.other_batch(task, step), task), samples=len(batch[0]))
+    play.guard.gradients.independent(play.loss(play.other_batch(task, step), task), samples=len(batch[0]))
     for optimizer in play.optimizers:
         optimizer.step()
 
@@ -321,7 +322,7 @@ def independent(play, batch, task, step):
 def halves(play, batch, task, step):
     play.zero_grad()
     first, second = (play.loss(half, task) for half in halves_of(batch))
-    play.guard.backward_halves(first, second, samples=len(batch[0]) // 2)
+    play.guard.gradients.halves(first, second, samples=len(batch[0]) // 2)
     for optimizer in play.optimizers:
         optimizer.step()
 
@@ -330,7 +331,7 @@ def samples(play, batch, task, step):
     """RWalk's squared gradients of single samples."""
     play.zero_grad()
     play.loss(batch, task).backward()
-    play.guard.observe_samples([batch], forward=play.forward(task))
+    play.guard.gradients.samples([batch], forward=play.forward(task))
     for optimizer in play.optimizers:
         optimizer.step()
 
@@ -338,7 +339,7 @@ def samples(play, batch, task, step):
 def penalised(play, batch, task, step):
     """The penalty is part of the loss."""
     play.zero_grad()
-    play.guard.observe(play.loss(batch, task))
+    play.guard.gradients.observe(play.loss(batch, task))
     loss = play.loss(batch, task)
     (loss + play.guard.penalty() if play.guard.anchor else loss).backward()
     for optimizer in play.optimizers:

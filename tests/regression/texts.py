@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import anchorhold
+from tests.helpers import grouped
 from tests.regression.cases import CASES
 from tests.regression.networks import batches, loss_of
 from tests.regression.networks import network as made
@@ -75,7 +76,7 @@ def train(network, optimizer, task=0, steps=2, batch=None):
 def learned(measure="EWC", network=None, **options):
     """Return a network, a guard that has consolidated it once, and an attached optimiser."""
     network = network or made("mlp")
-    guard = anchorhold.Guard(network, measure, **{"strength": 2.0, "from_scratch": True} | options)
+    guard = anchorhold.Guard(network, measure, **grouped(**{"strength": 2.0, "from_scratch": True} | options))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
     guard.attach(optimizer)
     train(network, optimizer)
@@ -90,7 +91,7 @@ def no_strength():
 
 def nothing_held_yet():
     network = made("mlp")
-    guard = anchorhold.Guard(network, "EWC", 2.0)
+    guard = anchorhold.Guard(network, "EWC", strength=2.0)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
     guard.attach(optimizer)
     train(network, optimizer)
@@ -109,7 +110,7 @@ def steps_that_nobody_saw():
 
 def not_attached_at_all():
     network = made("mlp")
-    guard = anchorhold.Guard(network, "EWC", 2.0, from_scratch=True)
+    guard = anchorhold.Guard(network, "EWC", strength=2.0, from_scratch=True)
     guard.consolidate(batches("mlp", 0))
     train(network, torch.optim.SGD(network.parameters(), lr=0.05), 1)
     guard.consolidate(batches("mlp", 1))
@@ -129,7 +130,7 @@ def diverged():
 
 def moving_statistics():
     network = made("images")
-    guard = anchorhold.Guard(network, "EWC", 2.0, from_scratch=True)
+    guard = anchorhold.Guard(network, "EWC", strength=2.0, from_scratch=True)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
     guard.attach(optimizer)
     for task in range(2):
@@ -169,37 +170,37 @@ def labels_that_are_missing():
 
 def another_models_state():
     _, guard, _ = learned()
-    anchorhold.Guard(made("deep"), "EWC", 2.0).load_state_dict(guard.state_dict())
+    anchorhold.Guard(made("deep"), "EWC", strength=2.0).load_state_dict(guard.state_dict())
 
 
 def another_measures_state():
     _, guard, _ = learned()
-    anchorhold.Guard(made("mlp"), "MAS", 2.0).load_state_dict(guard.state_dict())
+    anchorhold.Guard(made("mlp"), "MAS", strength=2.0).load_state_dict(guard.state_dict())
 
 
 def another_strength_loaded():
     _, guard, _ = learned()
-    anchorhold.Guard(made("mlp"), "EWC", 3.0).load_state_dict(guard.state_dict())
+    anchorhold.Guard(made("mlp"), "EWC", strength=3.0).load_state_dict(guard.state_dict())
 
 
 def a_measure_that_is_unknown():
-    anchorhold.Guard(made("mlp"), "EWD", 2.0)
+    anchorhold.Guard(made("mlp"), "EWD", strength=2.0)
 
 
 def a_pattern_that_matches_nothing():
-    anchorhold.Guard(made("mlp"), "EWC", 2.0, protect="body.*")
+    anchorhold.Guard(made("mlp"), "EWC", strength=2.0, protect="body.*")
 
 
 def a_negative_strength():
-    anchorhold.Guard(made("mlp"), "EWC", -1.0)
+    anchorhold.Guard(made("mlp"), "EWC", strength=-1.0)
 
 
 def a_form_that_a_measure_has_not():
-    anchorhold.Guard(made("mlp"), "SI", 2.0, form="rotated")
+    anchorhold.Guard(made("mlp"), "SI", strength=2.0, form="rotated")
 
 
 def strength_and_tolerance():
-    anchorhold.Guard(made("mlp"), "EWC", 2.0, tolerance=0.01)
+    anchorhold.Guard(made("mlp"), "EWC", strength=2.0, tolerance=0.01)
 
 
 def a_tolerance_without_inputs():
@@ -208,25 +209,27 @@ def a_tolerance_without_inputs():
 
 
 def an_optimiser_of_another_model():
-    guard = anchorhold.Guard(made("mlp"), "EWC", 2.0)
+    guard = anchorhold.Guard(made("mlp"), "EWC", strength=2.0)
     guard.attach(torch.optim.SGD(made("deep").parameters(), lr=0.05))
 
 
 def an_optimiser_that_climbs():
     network = made("mlp")
-    guard = anchorhold.Guard(network, "EWC", 2.0)
+    guard = anchorhold.Guard(network, "EWC", strength=2.0)
     guard.attach(torch.optim.SGD(network.parameters(), lr=0.05, maximize=True))
     train(network, torch.optim.SGD(network.parameters(), lr=0.05, maximize=True))
 
 
 def implicit_where_there_are_no_coordinates():
     network = made("mlp")
-    guard = anchorhold.Guard(network, "EWC", 2.0, form="rotated", implicit=True)
+    guard = anchorhold.Guard(
+        network, "EWC", strength=2.0, form="rotated", options=anchorhold.GuardOptions(implicit=True)
+    )
     guard.attach(torch.optim.Adam(network.parameters()))
 
 
 def going_back_with_nothing_to_go_back_to():
-    anchorhold.Guard(made("mlp"), "EWC", 2.0).average()
+    anchorhold.Guard(made("mlp"), "EWC", strength=2.0).average()
 
 
 def forgetting_what_is_not_there():

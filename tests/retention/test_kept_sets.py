@@ -17,6 +17,7 @@ from anchorhold.retention.predictions import compared
 from anchorhold.retention.report import SetRetention
 from tests import helpers
 from tests.guard.helpers import batch, net, weights
+from tests.helpers import grouped
 from tests.integrations import tiny
 
 move = partial(helpers.move, by=0.3)
@@ -28,7 +29,7 @@ def kl_by_hand(old, new):
 
 
 def guarded(model, **options):
-    return anchorhold.Guard(model, "L2", **options)
+    return anchorhold.Guard(model, "L2", **grouped(**options))
 
 
 @pytest.mark.parametrize("sizes", [[8], [3, 5], [1] * 8])
@@ -258,7 +259,7 @@ def test_a_set_goes_to_a_file_of_its_own_and_back(tmp_path):
     expected = guard.retention()
     other = guarded(model)
     other.kept.load(tmp_path / "kept.safetensors")
-    with pytest.raises(anchorhold.OrderError, match="kept with forward=, a function that no file carries"):
+    with pytest.raises(anchorhold.errors.OrderError, match="kept with forward=, a function that no file carries"):
         other.retention()
     other.kept["b"].forward = lambda model, inputs: model(inputs)
     assert other.retention() == expected
@@ -269,17 +270,17 @@ def test_a_set_goes_to_a_file_of_its_own_and_back(tmp_path):
 def test_no_file_of_kept_inputs_is_refused(tmp_path):
     guard = guarded(net())
     path = tmp_path / "guard.safetensors"
-    with pytest.raises(anchorhold.StateError, match="no file of kept inputs at"):
+    with pytest.raises(anchorhold.errors.StateError, match="no file of kept inputs at"):
         guard.kept.load(path)
     guard.save(path)
-    with pytest.raises(anchorhold.StateError, match="is no file of kept inputs"):
+    with pytest.raises(anchorhold.errors.StateError, match="is no file of kept inputs"):
         guard.kept.load(path)
-    with pytest.raises(anchorhold.StateError, match="expected a file in a folder"):
+    with pytest.raises(anchorhold.errors.StateError, match="expected a file in a folder"):
         guard.kept.save(tmp_path / "nowhere" / "kept")
     guard.keep([batch(0)])
     guard.kept.save(path)
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(anchorhold.StateError, match="not a whole safetensors file"):
+    with pytest.raises(anchorhold.errors.StateError, match="not a whole safetensors file"):
         guarded(net()).kept.load(path)
 
 
@@ -301,20 +302,30 @@ def probabilities(model, inputs):
 @pytest.mark.parametrize(
     ("given", "options", "error", "match"),
     [
-        ([], {}, anchorhold.BatchError, "No inputs to keep"),
-        (iter(()), {}, anchorhold.BatchError, "used up before"),
-        (3, {}, anchorhold.BatchError, "expected an iterable of batches"),
-        ([torch.full((3, 4), torch.nan).double()], {}, anchorhold.NotFiniteError, "NaN or an infinity, so nothing was"),
-        ([batch(0)], {"forward": probabilities}, anchorhold.ConfigurationError, "probabilities, it seems"),
-        ([batch(0)], {"forward": lambda m, x: m(x).argmax(-1)}, anchorhold.BatchError, "expected logits"),
-        ([batch(0)], {"forward": lambda m, x: m(x)[:, :1]}, anchorhold.ConfigurationError, "no choice between classes"),
-        ([batch(0)], {"forward": lambda m, x: m(x)[:1]}, anchorhold.BatchError, "expected a row for each"),
-        ([batch(0)], {"forward": "model"}, anchorhold.ConfigurationError, "expected a function"),
-        ([batch(0)], {"samples": 0}, anchorhold.ConfigurationError, "at least 1"),
-        ([batch(0)], {"name": "a/b"}, anchorhold.ConfigurationError, "without '/'"),
-        ([batch(0)], {"name": "taken"}, anchorhold.ConfigurationError, "kept by the name 'taken' already"),
-        ([(batch(0)[0], torch.rand(8, 3))], {}, anchorhold.ConfigurationError, "no choice between classes"),
-        ([{"input": batch(0)[0], "flag": "text"}], {}, anchorhold.BatchError, "tensors alone"),
+        ([], {}, anchorhold.errors.BatchError, "No inputs to keep"),
+        (iter(()), {}, anchorhold.errors.BatchError, "used up before"),
+        (3, {}, anchorhold.errors.BatchError, "expected an iterable of batches"),
+        (
+            [torch.full((3, 4), torch.nan).double()],
+            {},
+            anchorhold.errors.NotFiniteError,
+            "NaN or an infinity, so nothing was",
+        ),
+        ([batch(0)], {"forward": probabilities}, anchorhold.errors.ConfigurationError, "probabilities, it seems"),
+        ([batch(0)], {"forward": lambda m, x: m(x).argmax(-1)}, anchorhold.errors.BatchError, "expected logits"),
+        (
+            [batch(0)],
+            {"forward": lambda m, x: m(x)[:, :1]},
+            anchorhold.errors.ConfigurationError,
+            "no choice between classes",
+        ),
+        ([batch(0)], {"forward": lambda m, x: m(x)[:1]}, anchorhold.errors.BatchError, "expected a row for each"),
+        ([batch(0)], {"forward": "model"}, anchorhold.errors.ConfigurationError, "expected a function"),
+        ([batch(0)], {"samples": 0}, anchorhold.errors.ConfigurationError, "at least 1"),
+        ([batch(0)], {"name": "a/b"}, anchorhold.errors.ConfigurationError, "without '/'"),
+        ([batch(0)], {"name": "taken"}, anchorhold.errors.ConfigurationError, "kept by the name 'taken' already"),
+        ([(batch(0)[0], torch.rand(8, 3))], {}, anchorhold.errors.ConfigurationError, "no choice between classes"),
+        ([{"input": batch(0)[0], "flag": "text"}], {}, anchorhold.errors.BatchError, "tensors alone"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_and_nothing_changes(given, options, error, match):
@@ -334,7 +345,7 @@ def test_classes_that_may_lie_second_have_to_be_said():
     model = nn.Conv2d(1, 3, 1)
     x = torch.randn(4, 1, 2, 5)
     for given in ([x], [(x, torch.randint(3, (4, 2, 5)))]):
-        with pytest.raises(anchorhold.ConfigurationError, match="expected them last"):
+        with pytest.raises(anchorhold.errors.ConfigurationError, match="expected them last"):
             guarded(model).keep(given)
     kept = guarded(model).keep([(x, torch.randint(3, (4, 2, 5)))], forward=lambda m, x: m(x).movedim(1, -1))
     assert kept.rows == 4 * 10
@@ -344,24 +355,26 @@ def test_a_look_with_another_model_is_refused_in_words():
     model = net()
     guard = guarded(model)
     guard.keep([batch(0)])
-    with pytest.raises(anchorhold.ConfigurationError, match="No set was kept by the name 'x'"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="No set was kept by the name 'x'"):
         guard.kept["x"]
-    with pytest.raises(anchorhold.ConfigurationError, match="No set was kept by the name 'x'"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="No set was kept by the name 'x'"):
         guard.kept.drop("x")
     own = model[2]
     model[2] = nn.Linear(5, 7).double()
-    with pytest.raises(anchorhold.BatchError, match="now gives 8 predictions over 7 classes, and 8 over 3 were kept"):
+    with pytest.raises(
+        anchorhold.errors.BatchError, match="now gives 8 predictions over 7 classes, and 8 over 3 were kept"
+    ):
         guard.retention()
     model[2] = own
     model[0] = nn.Linear(9, 5).double()
-    with pytest.raises(anchorhold.BatchError, match="cannot be called with the kept set 'set 1' any more"):
+    with pytest.raises(anchorhold.errors.BatchError, match="cannot be called with the kept set 'set 1' any more"):
         guard.retention()
 
 
 def test_inputs_that_the_model_cannot_be_called_with_are_refused_in_words():
     guard = guarded(net())
     with pytest.raises(
-        anchorhold.BatchError, match=r"failed on the inputs of 'wide' \(RuntimeError: mat1 .*nothing was"
+        anchorhold.errors.BatchError, match=r"failed on the inputs of 'wide' \(RuntimeError: mat1 .*nothing was"
     ):
         guard.keep([torch.randn(10, 99, dtype=torch.float64)], "wide")
     assert not guard.kept
@@ -370,7 +383,9 @@ def test_inputs_that_the_model_cannot_be_called_with_are_refused_in_words():
 @pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli"])
 def test_what_is_no_classifier_is_not_kept_as_one(likelihood):
     guard = anchorhold.Guard(net(), anchorhold.Fisher(likelihood=likelihood))
-    with pytest.raises(anchorhold.ConfigurationError, match=f"likelihood='{likelihood}'.*no choice between classes"):
+    with pytest.raises(
+        anchorhold.errors.ConfigurationError, match=f"likelihood='{likelihood}'.*no choice between classes"
+    ):
         guard.keep([batch(0)[0]])
     assert not guard.kept
 
@@ -381,12 +396,12 @@ def test_a_model_that_has_diverged_is_told_of():
     guard.keep([batch(0)])
     with torch.no_grad():
         model[0].weight.fill_(torch.nan)
-    with pytest.raises(anchorhold.NotFiniteError, match="Training has diverged"):
+    with pytest.raises(anchorhold.errors.NotFiniteError, match="Training has diverged"):
         guard.retention()
 
 
 def test_retention_without_anything_kept_says_what_to_do():
-    with pytest.raises(anchorhold.OrderError, match=r"Call guard.keep\(inputs\)"):
+    with pytest.raises(anchorhold.errors.OrderError, match=r"Call guard.keep\(inputs\)"):
         guarded(net()).retention()
 
 
@@ -395,7 +410,7 @@ def test_a_set_that_is_not_there_is_asked_for_as_of_any_mapping():
     kept = guard.keep(batch(20)[0], "old")
     assert guard.kept.get("old") is kept
     assert guard.kept.get("new") is None and guard.kept.get("new", kept) is kept
-    with pytest.raises(anchorhold.ConfigurationError, match="there are 'old'"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="there are 'old'"):
         guard.kept["new"]
 
 
@@ -414,6 +429,8 @@ def test_what_is_too_large_to_square_has_no_error():
 
 
 def test_a_name_in_the_place_of_the_batches_is_told_of_without_printing_them():
-    guard = anchorhold.Guard(net(), anchorhold.Fisher(), 0.5)
-    with pytest.raises(anchorhold.ConfigurationError, match=r"name= of type list; .*guard\.keep\(batches, 'a name'\)"):
+    guard = anchorhold.Guard(net(), anchorhold.Fisher(), strength=0.5)
+    with pytest.raises(
+        anchorhold.errors.ConfigurationError, match=r"name= of type list; .*guard\.keep\(batches, 'a name'\)"
+    ):
         guard.keep("old", [batch(0)])

@@ -23,7 +23,7 @@ def batch(step, size=6):
 
 def test_every_so_many_steps_on_the_hardest_and_the_total_is_a_mean():
     model = network()
-    guard = anchorhold.Guard(model, anchorhold.MAS(average=True), 1.0, from_scratch=True)
+    guard = anchorhold.Guard(model, anchorhold.MAS(average=True), strength=1.0, from_scratch=True)
     task_free = anchorhold.TaskFree(guard, every=3, hard=5, recent=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
@@ -60,8 +60,8 @@ def test_every_so_many_steps_on_the_hardest_and_the_total_is_a_mean():
 
 def test_after_a_plateau_that_follows_a_peak():
     model = network()
-    guard = anchorhold.Guard(model, "MAS", 1.0)
-    task_free = anchorhold.TaskFree(guard, plateaus=anchorhold.Plateaus(window=2, mean=0.5, variance=0.1))
+    guard = anchorhold.Guard(model, "MAS", strength=1.0)
+    task_free = anchorhold.TaskFree(guard, plateaus=anchorhold.task_free.Plateaus(window=2, mean=0.5, variance=0.1))
     for step, loss in enumerate([2.0, 0.1, 0.1, 0.1, 3.0, 0.1, torch.tensor([0.0, 0.2])]):
         task_free.step(loss, batch(step))
     assert task_free.consolidated == [3, 7]
@@ -69,7 +69,7 @@ def test_after_a_plateau_that_follows_a_peak():
 
 def test_measures_along_the_path_need_no_batch():
     model = network()
-    guard = anchorhold.Guard(model, "SI", 1.0, from_scratch=True)
+    guard = anchorhold.Guard(model, "SI", strength=1.0, from_scratch=True)
     task_free = anchorhold.TaskFree(guard, every=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
@@ -85,7 +85,7 @@ def test_measures_along_the_path_need_no_batch():
 
 def test_samples_without_targets_are_the_last_ones():
     model = network()
-    guard = anchorhold.Guard(model, "MAS", 1.0)
+    guard = anchorhold.Guard(model, "MAS", strength=1.0)
     task_free = anchorhold.TaskFree(guard, every=2, hard=4)
     for step in range(2):
         found = task_free.step(1.0, batch(step)[0])
@@ -101,7 +101,7 @@ def test_a_regression_is_ordered_by_squared_errors_or_as_is_said():
     x, y = batch(0)[0], torch.randn(6, 2, dtype=torch.float64)
     errors = (model(x) - y).detach().square().mean(1)
     for losses, order in ((None, errors), (lambda outputs, targets: -errors, -errors)):
-        guard = anchorhold.Guard(model, anchorhold.Fisher(likelihood="gaussian"), 1.0)
+        guard = anchorhold.Guard(model, anchorhold.Fisher(likelihood="gaussian"), strength=1.0)
         task_free = anchorhold.TaskFree(guard, every=1, hard=3, losses=losses)
         task_free.step(1.0, (x, y))
         assert torch.equal(
@@ -114,8 +114,8 @@ def test_it_goes_on_where_it_was():
     losses = [2.0, 0.1, 0.1, 0.1, 3.0, 0.1, 0.1, 0.1]
 
     def made():
-        plateaus = anchorhold.Plateaus(window=2, mean=0.5, variance=0.1)
-        return anchorhold.TaskFree(anchorhold.Guard(model, "MAS", 1.0), plateaus=plateaus)
+        plateaus = anchorhold.task_free.Plateaus(window=2, mean=0.5, variance=0.1)
+        return anchorhold.TaskFree(anchorhold.Guard(model, "MAS", strength=1.0), plateaus=plateaus)
 
     whole = made()
     for step, loss in enumerate(losses):
@@ -152,7 +152,7 @@ def test_it_goes_on_where_it_was():
     ids=str,
 )
 def test_a_state_that_cannot_be_is_refused_and_changes_nothing(changed):
-    guard = anchorhold.Guard(network(), "L2", 1.0, from_scratch=True)
+    guard = anchorhold.Guard(network(), "L2", strength=1.0, from_scratch=True)
     task_free = anchorhold.TaskFree(guard)
     good = {"steps": 5, "consolidated": [3, 5, 5], "plateaus": {"losses": [0.5], "peak": False, "last": [0.1, 0.0]}}
     task_free.load_state_dict(good)
@@ -162,11 +162,11 @@ def test_a_state_that_cannot_be_is_refused_and_changes_nothing(changed):
 
 
 def test_what_makes_no_sense_is_refused():
-    guard = anchorhold.Guard(network(), "MAS", 1.0)
+    guard = anchorhold.Guard(network(), "MAS", strength=1.0)
     with pytest.raises(ConfigurationError, match="expected a Guard"):
         anchorhold.TaskFree(network())
     with pytest.raises(ConfigurationError, match="expected one of both"):
-        anchorhold.TaskFree(guard, every=5, plateaus=anchorhold.Plateaus())
+        anchorhold.TaskFree(guard, every=5, plateaus=anchorhold.task_free.Plateaus())
     with pytest.raises(ConfigurationError, match="every=0"):
         anchorhold.TaskFree(guard, every=0)
     with pytest.raises(ConfigurationError, match="A loss of type str"):
@@ -190,8 +190,8 @@ def test_what_makes_no_sense_is_refused():
 
 def test_what_could_not_be_consolidated_is_tried_again():
     model = network()
-    guard = anchorhold.Guard(model, "EWC", 1.0, from_scratch=True)
-    task_free = anchorhold.TaskFree(guard, plateaus=anchorhold.Plateaus(3, 2.0, 0.5), recent=1)
+    guard = anchorhold.Guard(model, "EWC", strength=1.0, from_scratch=True)
+    task_free = anchorhold.TaskFree(guard, plateaus=anchorhold.task_free.Plateaus(3, 2.0, 0.5), recent=1)
     bad = batch(0)[0] * torch.nan, batch(0)[1]
     for _ in range(2):
         task_free.step(1.0, bad)
@@ -203,7 +203,7 @@ def test_what_could_not_be_consolidated_is_tried_again():
 
 
 def test_a_state_of_losses_that_are_none_is_refused():
-    plateaus = anchorhold.Plateaus(2, 2.0, 0.5)
+    plateaus = anchorhold.task_free.Plateaus(2, 2.0, 0.5)
     with pytest.raises(StateError, match="not finite"):
         plateaus.load_state_dict({"losses": [float("nan")] * 2, "peak": True, "last": None})
     assert list(plateaus.losses) == []
@@ -211,7 +211,7 @@ def test_a_state_of_losses_that_are_none_is_refused():
 
 def test_it_says_when_it_has_consolidated_and_how_far_the_loss_is_from_a_plateau():
     guard = anchorhold.Guard(nn.Linear(3, 2), anchorhold.L2(), strength=1.0, from_scratch=True)
-    settled = anchorhold.TaskFree(guard, plateaus=anchorhold.Plateaus(window=2, mean=0.3, variance=0.05))
+    settled = anchorhold.TaskFree(guard, plateaus=anchorhold.task_free.Plateaus(window=2, mean=0.3, variance=0.05))
     assert "Plateaus(window=2, mean=0.3, variance=0.05); 0 steps seen, consolidated after none" in repr(settled)
     for loss in (0.9, 0.7):
         settled.step(loss)

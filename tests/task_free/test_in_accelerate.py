@@ -21,7 +21,7 @@ def settings_of_ones_own():
 
 
 def made(model):
-    guard = anchorhold.Guard(model, anchorhold.MAS(average=True), 1.0, from_scratch=True)
+    guard = anchorhold.Guard(model, anchorhold.MAS(average=True), strength=1.0, from_scratch=True)
     return guard, anchorhold.TaskFree(guard, every=2, hard=3)
 
 

@@ -15,7 +15,7 @@ from tests.integrations.test_huggingface_checkpoints import BEST, Judged
 def made():
     torch.manual_seed(0)
     model = model_without_dropout()
-    guard = anchorhold.Guard(model, anchorhold.MAS(average=True), 1.0, from_scratch=True)
+    guard = anchorhold.Guard(model, anchorhold.MAS(average=True), strength=1.0, from_scratch=True)
     return model, guard, anchorhold.TaskFree(guard, every=2, hard=3)
 
 

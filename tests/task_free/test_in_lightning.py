@@ -40,7 +40,7 @@ def loader():
 
 def made():
     module = Module()
-    guard = anchorhold.Guard(module, anchorhold.MAS(average=True), 1.0, from_scratch=True)
+    guard = anchorhold.Guard(module, anchorhold.MAS(average=True), strength=1.0, from_scratch=True)
     return module, guard, anchorhold.TaskFree(guard, every=2, hard=3)
 
 

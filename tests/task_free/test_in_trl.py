@@ -29,7 +29,7 @@ def made():
     torch.manual_seed(0)
     disable_progress_bars()
     model = tiny.gpt2(layers=1)
-    guard = anchorhold.Guard(model, anchorhold.MAS(average=True), 1.0, from_scratch=True)
+    guard = anchorhold.Guard(model, anchorhold.MAS(average=True), strength=1.0, from_scratch=True)
     return model, guard, anchorhold.TaskFree(guard, every=2, hard=3)
 
 
@@ -81,6 +81,6 @@ def test_preferences_are_refused_and_can_be_told_of(tmp_path):
     with pytest.raises(OrderError, match="computes its loss past the model"):
         trainer(AnchorholdCallback(guard, consolidate_at_end=False, task_free=task_free)).train()
     assert guard.tasks == 0
-    guard.restart_task()
+    guard.gradients.restart_task()
     trainer(AnchorholdCallback(guard, consolidate_at_end=False), task_free=task_free).train()
     assert task_free.steps == 4 and guard.tasks == 2

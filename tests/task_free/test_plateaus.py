@@ -27,20 +27,20 @@ def by_hand(losses, window, mean, variance):
 def test_plateaus_are_those_of_the_definition(seed):
     draws = random.Random(seed)
     losses = [max(0.0, (2.0 - 0.05 * (i % 60)) + draws.gauss(0, 0.1)) for i in range(300)]
-    plateaus = anchorhold.Plateaus(window=6, mean=0.6, variance=0.03)
+    plateaus = anchorhold.task_free.Plateaus(window=6, mean=0.6, variance=0.03)
     found = [i + 1 for i, loss in enumerate(losses) if plateaus.is_reached(loss)]
     assert found == by_hand(losses, 6, 0.6, 0.03)
     assert 5 <= len(found) <= 10
 
 
 def test_a_plateau_counts_once_until_there_is_a_peak():
-    plateaus = anchorhold.Plateaus(window=3, mean=0.5, variance=0.1)
+    plateaus = anchorhold.task_free.Plateaus(window=3, mean=0.5, variance=0.1)
     assert [plateaus.is_reached(loss) for loss in [2.0, 0.1, 0.1, 0.1, 0.1, 0.1]] == [False] * 3 + [True, False, False]
     assert not any(plateaus.is_reached(0.1) for _ in range(20))
     state = plateaus.state_dict()
     reached = [plateaus.is_reached(loss) for loss in [3.0, 0.1, 0.1, 0.1]]
     assert reached == [False, False, False, True]
-    again = anchorhold.Plateaus(window=3, mean=0.5, variance=0.1)
+    again = anchorhold.task_free.Plateaus(window=3, mean=0.5, variance=0.1)
     again.load_state_dict(state)
     assert [again.is_reached(loss) for loss in [3.0, 0.1, 0.1, 0.1]] == reached
 
@@ -48,8 +48,8 @@ def test_a_plateau_counts_once_until_there_is_a_peak():
 def test_what_makes_no_sense_is_refused():
     for settings in ({"window": 1}, {"variance": 0.0}, {"mean": float("nan")}):
         with pytest.raises(ConfigurationError, match=next(iter(settings))):
-            anchorhold.Plateaus(**settings)
-    plateaus = anchorhold.Plateaus()
+            anchorhold.task_free.Plateaus(**settings)
+    plateaus = anchorhold.task_free.Plateaus()
     with pytest.raises(NotFiniteError, match="loss of nan"):
         plateaus.is_reached(float("nan"))
     assert not plateaus.losses

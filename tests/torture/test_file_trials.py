@@ -38,11 +38,11 @@ def test_defects_are_told_by_their_names(tmp_path):
         return look
 
     def refuse(content):
-        raise anchorhold.StateError("no")
+        raise anchorhold.errors.StateError("no")
 
     def lose(content):
         known.clear()
-        raise anchorhold.StateError("no")
+        raise anchorhold.errors.StateError("no")
 
     def verdict(answer, **more):
         return KeptFile("a file", path, reader(answer), **more).tried(1, b"other", "changed").verdict

@@ -59,7 +59,7 @@ def test_outputs_drawn_are_distributed_as_those_of_drawn_weights(name):
     """Mean and variance of an output over 40,000 draws, and by the formula from weights of unit vectors."""
     make, shape = LAYERS[name]
     torch.manual_seed(0)
-    layer = anchorhold.mean_field(make().double())
+    layer = anchorhold.variational.mean_field(make().double())
     for g in layer.gaussians().values():
         nn.init.uniform_(g.log_variance, -2, 0)
     layer.generator = torch.Generator().manual_seed(1)
@@ -92,7 +92,7 @@ def test_a_transposed_convolution_has_the_size_that_is_asked_for(noise):
     torch.manual_seed(0)
     plain, x = nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1), torch.randn(1, 2, 4, 4)
     expected = [plain(x), plain(x, [8, 7]), plain(x, output_size=[7, 8])]
-    layer = anchorhold.mean_field(plain, log_variance=-50, noise=noise)
+    layer = anchorhold.variational.mean_field(plain, log_variance=-50, noise=noise)
     for mode in (True, False):
         layer.train(mode)
         for own, other in zip([layer(x), layer(x, [8, 7]), layer(x, output_size=[7, 8])], expected, strict=True):
@@ -103,12 +103,12 @@ def test_a_batch_shares_its_draw_of_weights_and_not_its_draws_of_outputs():
     torch.manual_seed(0)
     x = torch.ones(2, 4)
     for noise, alike in (("weights", True), ("outputs", False)):
-        first, second = anchorhold.mean_field(nn.Linear(4, 3), noise=noise)(x)
+        first, second = anchorhold.variational.mean_field(nn.Linear(4, 3), noise=noise)(x)
         assert torch.equal(first, second) == alike
 
 
 def test_inputs_of_zero_have_a_gradient_without_bias():
-    layer = anchorhold.mean_field(nn.Linear(3, 2, bias=False))
+    layer = anchorhold.variational.mean_field(nn.Linear(3, 2, bias=False))
     layer(torch.zeros(4, 3)).sum().backward()
     assert layer.weight_log_variance.grad.isfinite().all()
 
@@ -118,7 +118,7 @@ def test_a_model_keeps_its_names_and_its_means():
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     x = torch.randn(3, 1, 4, 4)
     plain = model.eval()(x)
-    assert anchorhold.mean_field(model, log_variance=-4) is model
+    assert anchorhold.variational.mean_field(model, log_variance=-4) is model
     after = model.state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert set(after) - set(before) == {f"{i}.{own}_log_variance" for i in (0, 3) for own in ("weight", "bias")}
@@ -132,10 +132,10 @@ def test_a_model_keeps_its_names_and_its_means():
 
 def test_predictions_are_means_of_probabilities():
     torch.manual_seed(0)
-    model = anchorhold.mean_field(nn.Linear(4, 3), log_variance=0.0)
+    model = anchorhold.variational.mean_field(nn.Linear(4, 3), log_variance=0.0)
     x = torch.randn(5, 4)
     model.generator = torch.Generator().manual_seed(3)
-    found = anchorhold.predictive(model, x, samples=7)
+    found = anchorhold.variational.predictive(model, x, samples=7)
     assert model.training
     model.generator.manual_seed(3)
     expected = torch.stack([model(x).softmax(1) for _ in range(7)]).mean(0)
@@ -144,15 +144,15 @@ def test_predictions_are_means_of_probabilities():
 
 def test_what_cannot_be_drawn_is_refused():
     with pytest.raises(ConfigurationError, match="found no layer"):
-        anchorhold.mean_field(nn.LayerNorm(3))
+        anchorhold.variational.mean_field(nn.LayerNorm(3))
     tied = nn.ModuleDict({"embedding": nn.Embedding(5, 4), "head": nn.Linear(4, 5, bias=False)})
     tied["head"].weight = tied["embedding"].weight
     with pytest.raises(ConfigurationError, match="share a weight"):
-        anchorhold.mean_field(tied)
+        anchorhold.variational.mean_field(tied)
     with pytest.raises(ConfigurationError, match="without distributions"):
-        anchorhold.predictive(nn.Linear(2, 2), torch.ones(1, 2))
+        anchorhold.variational.predictive(nn.Linear(2, 2), torch.ones(1, 2))
     with pytest.raises(ConfigurationError, match="distributions already"):
-        anchorhold.mean_field(anchorhold.mean_field(nn.Linear(2, 2)))
+        anchorhold.variational.mean_field(anchorhold.variational.mean_field(nn.Linear(2, 2)))
 
 
 class Encoder(nn.Module):
@@ -167,24 +167,24 @@ class Encoder(nn.Module):
 def test_predictions_of_transformers_are_drawn():
     """In evaluation torch computes their layers past the modules, by the means."""
     torch.manual_seed(0)
-    model, x = anchorhold.mean_field(Encoder(), log_variance=0.0), torch.randn(2, 3, 8)
-    first, second = (anchorhold.predictive(model, x, samples=1) for _ in range(2))
+    model, x = anchorhold.variational.mean_field(Encoder(), log_variance=0.0), torch.randn(2, 3, 8)
+    first, second = (anchorhold.variational.predictive(model, x, samples=1) for _ in range(2))
     assert (first - second).abs().max() > 0.1
     assert torch.backends.mha.get_fastpath_enabled()
 
 
 def test_predictions_are_of_classes_and_of_weights_that_there_are():
-    model, x = anchorhold.mean_field(nn.Linear(4, 3)), torch.randn(5, 4)
+    model, x = anchorhold.variational.mean_field(nn.Linear(4, 3)), torch.randn(5, 4)
     with pytest.raises(ConfigurationError, match=r"'wieght', which the model has not.* 'weight'"):
-        anchorhold.predictive(model, x, weights={"wieght": torch.zeros(3, 4)})
+        anchorhold.variational.predictive(model, x, weights={"wieght": torch.zeros(3, 4)})
     with pytest.raises(ConfigurationError, match=r"shape \(3, 5\); expected \(3, 4\)"):
-        anchorhold.predictive(model, x, weights={"weight": torch.zeros(3, 5)})
+        anchorhold.variational.predictive(model, x, weights={"weight": torch.zeros(3, 5)})
     with pytest.raises(ConfigurationError, match="one class, whose probability is always 1"):
-        anchorhold.predictive(anchorhold.mean_field(nn.Linear(4, 1)), x)
-    pixels, image = anchorhold.mean_field(nn.Conv2d(2, 3, 1)), torch.randn(2, 2, 4, 5)
+        anchorhold.variational.predictive(anchorhold.variational.mean_field(nn.Linear(4, 1)), x)
+    pixels, image = anchorhold.variational.mean_field(nn.Conv2d(2, 3, 1)), torch.randn(2, 2, 4, 5)
     with pytest.raises(ConfigurationError, match=r"\(2, 3, 4, 5\) do not say .* expected class_dim"):
-        anchorhold.predictive(pixels, image)
+        anchorhold.variational.predictive(pixels, image)
     with pytest.raises(ConfigurationError, match="class_dim=0 for outputs of shape"):
-        anchorhold.predictive(pixels, image, class_dim=0)
-    found = anchorhold.predictive(pixels, image, samples=2, class_dim=1).exp().sum(1)
+        anchorhold.variational.predictive(pixels, image, class_dim=0)
+    found = anchorhold.variational.predictive(pixels, image, samples=2, class_dim=1).exp().sum(1)
     torch.testing.assert_close(found, torch.ones(2, 4, 5))

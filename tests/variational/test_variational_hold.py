@@ -16,7 +16,7 @@ X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(5)), torch.ara
 
 
 def network():
-    return anchorhold.mean_field(helpers.network(4, 6, 3), log_variance=-3.0)
+    return anchorhold.variational.mean_field(helpers.network(4, 6, 3), log_variance=-3.0)
 
 
 def guarded(model, **settings):
@@ -72,7 +72,7 @@ class Heads(nn.Module):
 
 def test_a_head_that_is_not_used_is_left_alone_and_a_new_one_begins_at_the_first_prior():
     torch.manual_seed(0)
-    model = anchorhold.mean_field(Heads())
+    model = anchorhold.variational.mean_field(Heads())
     guard, optimizer, hold = guarded(model)
     last = [p.detach().clone() for p in model.heads[2].parameters()]
     for task in range(2):
@@ -119,22 +119,23 @@ def test_a_coreset_changes_what_is_predicted_and_not_the_model():
     model = network()
     before = [p.detach().clone() for p in model.parameters()]
     batches = [(X[:6].double(), Y[:6]), (X[6:].double(), Y[6:])]
-    weights = anchorhold.refined(model.eval(), batches, epochs=60, learning_rate=0.05)
+    weights = anchorhold.variational.refined(model.eval(), batches, epochs=60, learning_rate=0.05)
     assert not model.training
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     losses = [
-        F.nll_loss(anchorhold.predictive(model, X.double(), samples=20, weights=these), Y) for these in (None, weights)
+        F.nll_loss(anchorhold.variational.predictive(model, X.double(), samples=20, weights=these), Y)
+        for these in (None, weights)
     ]
     assert losses[1] < losses[0] - 0.05
-    stays = anchorhold.refined(model, batches, epochs=0)
+    stays = anchorhold.variational.refined(model, batches, epochs=0)
     assert all(torch.equal(stays[name], p) for name, p in model.named_parameters())
 
 
 def test_a_coreset_leaves_the_statistics_of_batch_norms_alone():
     torch.manual_seed(0)
-    model = anchorhold.mean_field(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)))
+    model = anchorhold.variational.mean_field(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)))
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    anchorhold.refined(model, [(X + 5, Y)], epochs=3)
+    anchorhold.variational.refined(model, [(X + 5, Y)], epochs=3)
     assert before and all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
 
 
@@ -143,7 +144,7 @@ def test_a_coreset_holds_means_whose_variances_are_frozen_and_variances_whose_me
     for frozen, moved in (("weight_log_variance", "weight"), ("weight", "weight_log_variance")):
         model = network()
         getattr(model[0], frozen).requires_grad_(False)
-        found = anchorhold.refined(
+        found = anchorhold.variational.refined(
             model,
             [(X.double(), Y)],
             epochs=60,
@@ -161,15 +162,21 @@ def test_a_coreset_that_is_near_to_all_samples():
         nearest = [min(float((x[i] - x[j]).norm()) for j in chosen) for i in range(30)]
         chosen.append(max(range(30), key=nearest.__getitem__))
     for size in (1.0, 1e20, 1e-25, 1e-38):  # whose squares single precision does not have
-        assert anchorhold.k_center(x * size, 7, first=4).tolist() == chosen
+        assert anchorhold.variational.k_center(x * size, 7, first=4).tolist() == chosen
     for none in (x.to(torch.complex64), x[:0], x[:, :0]):
         with pytest.raises(BatchError, match=r"complex64; expected finite real|there are no numbers"):
-            anchorhold.k_center(none, 1)
-    assert sorted(anchorhold.k_center(torch.zeros(5, 2), 5).tolist()) == [0, 1, 2, 3, 4]  # of equal ones, each once
+            anchorhold.variational.k_center(none, 1)
+    assert sorted(anchorhold.variational.k_center(torch.zeros(5, 2), 5).tolist()) == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]  # of equal ones, each once
     with pytest.raises(ConfigurationError, match="count=31 and first=0 of 30 samples"):
-        anchorhold.k_center(x, 31)
+        anchorhold.variational.k_center(x, 31)
     with pytest.raises(BatchError, match="expected finite real numbers"):
-        anchorhold.k_center(x * torch.nan, 2)
+        anchorhold.variational.k_center(x * torch.nan, 2)
 
 
 def test_what_is_no_coreset_is_refused():
@@ -183,18 +190,18 @@ def test_what_is_no_coreset_is_refused():
         ([(x * torch.nan, Y)], NotFiniteError, "Batch 0 of the coreset has a NaN"),
     ):
         with pytest.raises(error, match=message):
-            anchorhold.refined(model, given)
+            anchorhold.variational.refined(model, given)
     with pytest.raises(ConfigurationError, match=r"loss=3: expected a function loss\(outputs, targets\)"):
-        anchorhold.refined(model, [(x, Y)], loss=3)
+        anchorhold.variational.refined(model, [(x, Y)], loss=3)
     with pytest.raises(ConfigurationError, match="without distributions"):
-        anchorhold.refined(nn.Linear(4, 3).double(), [(x, Y)])
+        anchorhold.variational.refined(nn.Linear(4, 3).double(), [(x, Y)])
     with pytest.raises(ConfigurationError, match="all frozen"):
-        anchorhold.refined(model.requires_grad_(False), [(x, Y)])
+        anchorhold.variational.refined(model.requires_grad_(False), [(x, Y)])
 
 
 def test_a_head_whose_gradient_is_zero_is_not_used():
     torch.manual_seed(0)
-    model = anchorhold.mean_field(Heads())
+    model = anchorhold.variational.mean_field(Heads())
     guard, optimizer, hold = guarded(model)
     F.cross_entropy(model(X, 1), Y % 2).backward()  # a look that no step follows
     before = [p.detach().clone() for p in model.heads[1].parameters()]
@@ -223,7 +230,7 @@ def test_what_would_train_something_else_is_refused_at_the_first_step():
     model = nn.Linear(4, 3).double()
     early = torch.optim.SGD(model.parameters(), lr=0.1)
     guard = anchorhold.Guard(
-        anchorhold.mean_field(model), "fine-tune", holds=[anchorhold.Variational(5)], from_scratch=True
+        anchorhold.variational.mean_field(model), "fine-tune", holds=[anchorhold.Variational(5)], from_scratch=True
     )
     with pytest.warns(AnchorholdWarning, match="No attached optimiser trains 'weight_log_variance'"):
         guard.attach(early)
@@ -276,7 +283,7 @@ class TestNarrowWeights:
 
     def test_a_new_head_that_is_narrow_by_itself_does_not_stand_for_what_was_learned(self):
         torch.manual_seed(0)
-        model = anchorhold.mean_field(Heads(), log_variance=self.RESTART)
+        model = anchorhold.variational.mean_field(Heads(), log_variance=self.RESTART)
         guard, optimizer, hold = guarded(model, restart=self.RESTART)
         for head in (0, 1):
             optimizer.zero_grad()

@@ -31,7 +31,7 @@ def cases() -> list[Case]:
     ]
 
 
-def _of(measure: anchorhold.SampleMeasure):
+def _of(measure: anchorhold.measures.SampleMeasure):
     return lambda problem, batch: Found(measure.measure(problem.network(), problem.loader(batch)))
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anchorhold import L2, SI, SOS, Guard
+from anchorhold import L2, SI, SOS, Guard, GuardOptions
 from benchmarks.families.verdicts import REFUSED, RIGHT, RIGHTLY_REFUSED, WARNED, WRONG, Outcome, listening, worst
 
 Loss = Callable[[], Tensor]
@@ -131,7 +131,7 @@ def _moved(trained: Trained, *, hold: bool) -> float:
     model, optimizer = _start(trained)
     if hold:
         # In the gradient, where every optimiser takes it: after its step, SGD's would be another thing to judge.
-        guard = Guard(model, L2(), strength=trained.strength or 0.5 / trained.lr, implicit=False)
+        guard = Guard(model, L2(), strength=trained.strength or 0.5 / trained.lr, options=GuardOptions(implicit=False))
         guard.consolidate()
         guard.attach(*trained.attach(optimizer))
     path = []

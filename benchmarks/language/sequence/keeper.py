@@ -72,7 +72,7 @@ class Keeper:
             self._hold = way(self._pieces, share=self.trial.old, seed=self.seed)
         holds = [] if self._hold is None else [self._hold]
         if keeping.guard is None:
-            return Guard(self.taught.model, "fine-tune", 0.0, holds=holds)
+            return Guard(self.taught.model, "fine-tune", strength=0.0, holds=holds)
         plain = new_guard(self.taught.model, "full", keeping.guard, self.settings)
         (measure,) = plain.measures.values()
         strength = self.trial.strength

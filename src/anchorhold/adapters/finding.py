@@ -15,7 +15,7 @@ ADAPTERS: Registry[type[Adapter]] = Registry("adapter")
 
 WORKING = (
     "PEFT's LoRA and rsLoRA (of linear layers, embeddings and convolutions, 4-bit and 8-bit ones too), DoRA (of linear "
-    "layers), LoHa, LoKr, AdaLoRA and VeRA, and what was entered with anchorhold.register_adapter"
+    "layers), LoHa, LoKr, AdaLoRA and VeRA, and what was entered with anchorhold.adapters.register_adapter"
 )
 """What can be held as merged weights, in words."""
 
@@ -72,7 +72,8 @@ def find_adapters(model: nn.Module, protected: Collection[int]) -> dict[str, Ada
         raise ConfigurationError(
             "space='merged' with a model that has no protected adapter, whose merged weight it could hold. Those that "
             f"are known: {WORKING}. Make the guard after the adapter (get_peft_model), and protect its parameters; for "
-            "a model without adapters, or whose adapters were merged for good, give space='weights'."
+            "a model without adapters, or whose adapters were merged for good, give "
+            "options=GuardOptions(space='weights')."
         )
     return found
 
@@ -95,7 +96,7 @@ def trained_layers(model: nn.Module, adapters: dict[str, Adapter]) -> dict[str, 
         if parameter.requires_grad:
             raise ConfigurationError(
                 f"space='merged': {name!r} is trained, and so is an adapter of it; expected a frozen weight beside "
-                "each adapter. Freeze it, or give space='weights', which holds both as they are."
+                "each adapter. Freeze it, or give options=GuardOptions(space='weights'), which holds both as they are."
             )
     return found
 
@@ -105,7 +106,8 @@ def _refused(path: str, adapter: Adapter) -> str | None:
     reason = adapter.refusal()
     return reason and (
         f"space='merged': {path!r} ({type(adapter.module).__name__}) cannot be held as a merged weight: {reason}. "
-        f"Those that can: {WORKING}. Give space='weights', which holds the adapter's own parameters."
+        f"Those that can: {WORKING}. Give options=GuardOptions(space='weights'), which holds the adapter's own "
+        "parameters."
     )
 
 
@@ -118,9 +120,9 @@ def _unknown(path: str, module: Any, protected: Collection[int]) -> str | None:
         return None
     kind = type(module).__module__.removeprefix("peft.tuners.").partition(".")[0]
     return (
-        f"space='merged': {path!r} has an adapter of the kind {kind!r} ({type(module).__name__}), of which it is "
-        f"not known what it adds to a weight. Those that are known: {WORKING}. Give space='weights', which holds "
-        "the adapter's own parameters."
+        f"space='merged': {path!r} has an adapter of the kind {kind!r} ({type(module).__name__}), of which it is not "
+        f"known what it adds to a weight. Those that are known: {WORKING}. Give options=GuardOptions(space='weights'), "
+        "which holds the adapter's own parameters."
     )
 
 

@@ -48,7 +48,7 @@ def _blank(layer: Any) -> Any:
         return nn.Linear(layer.nx, layer.nf, bias=False, device="meta")
     raise ConfigurationError(
         f"space='merged' with an adapter of a {type(layer).__name__}; expected adapters of linear layers, embeddings "
-        "or convolutions. Give space='weights', which holds the adapter's own parameters."
+        "or convolutions. Give options=GuardOptions(space='weights'), which holds the adapter's own parameters."
     )
 
 

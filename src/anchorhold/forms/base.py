@@ -137,7 +137,7 @@ class Matrix(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors of Q by name, as they are saved and as :meth:`anchorhold.Form.restore` takes them."""
+        """Return the tensors of Q by name, as they are saved, and as ``Form.restore`` takes them."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Return the same matrix with a function applied to each of its tensors."""

@@ -77,11 +77,13 @@ def new_merged_anchor(core: Core) -> dict[str, Change]:
 def rebase(core: Core) -> None:
     """Hold merged weights to where they are now, by the importance that was measured before."""
     if core.state.space.value != "merged":
-        raise ConfigurationError("rebase() without space='merged': there is no merged weight to be counted anew.")
+        raise ConfigurationError(
+            "refresh(rebase=True) without space='merged': there is no merged weight to count anew."
+        )
     if not core.state.tasks:
         raise OrderError(
-            "rebase() before the first consolidate(): nothing is held yet that could be counted anew. Consolidate what "
-            "the model knows, with its adapters on; that counts from there."
+            "refresh(rebase=True) before the first consolidate(): nothing is held yet that could be counted anew. "
+            "Consolidate what the model knows, with its adapters on; that counts from there."
         )
     refresh(core)
     here = new_merged_anchor(core)

@@ -160,7 +160,7 @@ def warn_if_alone_among_several(ranks: Ranks) -> None:
         warnings.warn(
             "torch.distributed runs several processes, but this Guard was given a bare model and no group, so "
             "each process measures its own samples alone and they end up with different importances. Give it the "
-            "model wrapped in DDP, or Guard(..., group=torch.distributed.group.WORLD).",
+            "model wrapped in DDP, or Guard(..., options=GuardOptions(group=torch.distributed.group.WORLD)).",
             AnchorholdWarning,
             stacklevel=7,
         )

@@ -8,25 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from anchorhold.engine.batches import Forward
 from anchorhold.errors import AnchorholdWarning, ConfigurationError, warn
-from anchorhold.forms import Form, Matrix
-from anchorhold.guard.anchors import rebase
+from anchorhold.forms import Form
+from anchorhold.guard.anchors import rebase as rebase_anchor
 from anchorhold.guard.arguments.fitting_strengths import check_strengths
 from anchorhold.guard.arguments.new_core import new_core
+from anchorhold.guard.arguments.options import GuardOptions
 from anchorhold.guard.arguments.selection import Protect
 from anchorhold.guard.arguments.strengths import PatternStrengths, checked_strength
 from anchorhold.guard.core import AnchorKind, Setting
 from anchorhold.guard.costs import Costs, checked_bytes, costs_of
-from anchorhold.guard.distributed.gathering import Gather
-from anchorhold.guard.distributed.rank_gradients import CommHook
 from anchorhold.guard.forget import forget_all
-from anchorhold.guard.ledger import PathRecord, TaskImportance, diagonal_of
-from anchorhold.guard.merged_space import Space
-from anchorhold.guard.microbatches.measure import watch_only
+from anchorhold.guard.ledger import TaskImportance
 from anchorhold.guard.monitors import Monitor, monitor_kinds
 from anchorhold.guard.not_a_callback import NotACallback
 from anchorhold.guard.penalties import penalty_of
@@ -41,16 +37,15 @@ from anchorhold.guard.state.codec import from_state, to_state
 from anchorhold.guard.state.microbatches import can_be_kept
 from anchorhold.guard.stepping.attachment import Attachment
 from anchorhold.guard.stepping.observed import Observed
-from anchorhold.guard.stepping.path_measures import path_of, take_path
 from anchorhold.guard.summary import describe
 from anchorhold.guard.task import end_task, found_strength, rehearse_end
+from anchorhold.guard.views import ChosenOptions, Control, Gradients, HeldImportance
 from anchorhold.holds import Hold
 from anchorhold.measures import Measure
-from anchorhold.retention import KeptSet, KeptSets, PulledBack, Retention, Tolerance, TracePoint
+from anchorhold.retention import KeptSet, KeptSets, PulledBack, Retention, Tolerance
 from anchorhold.retention.kept_set import SAMPLES
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.metadata import Metadata
 
 
@@ -76,8 +71,6 @@ class Guard(NotACallback):
             one for each of some patterns of parameters' names,
             ``{"body.*": 5.0, "*": 1.0}``, of which the first that matches counts; the parameters of one matrix (in
             forms other than the diagonal, a layer's weight and bias) have one.
-        protect: glob patterns, a predicate ``(name, parameter) -> bool``, or parameters; by default every trainable
-            parameter. Leave out heads that belong to one task.
         relative_strength: s, in the place of a strength: c is s times the p weights that the first consolidation
             protects by the trace of their importance, and stays so. Its unit is the mean importance of a weight, which
             differs between measures far more than the s that is best does.
@@ -88,91 +81,58 @@ class Guard(NotACallback):
             ``"rotated"``, the same in each layer's own coordinates; ``"kronecker"``, a product of two factors for each
             layer. Both have a damping of 0.001; a state from before they had any goes on without where the name alone
             is given. :meth:`cost` says what a form takes.
-        space: what is held of adapters: ``"weights"``, their own parameters, as any others; or ``"merged"``, what they
-            add to the weights of their layers, D = s(BA − B*A*) for LoRA, by the importance of those weights. ``None``
-            is ``"merged"`` in the forms ``"kronecker"`` and ``"rotated"`` with a measure that looks at data, where the
-            adapters can be held so and no pattern names their own parameters (``"*lora_*"``); else ``"weights"``.
-            :attr:`space` says which it is.
+        protect: glob patterns, a predicate ``(name, parameter) -> bool``, or parameters; by default every trainable
+            parameter. Leave out heads that belong to one task.
         holds: what pulls beside the guard's own hold, each with a strength of its own: holds or their names.
-        decay: γ of online EWC: the total is multiplied by it before a task's importance is added.
         anchor: what weights are held to: ``"last"``, the last task's solution, or ``"mean"``, the mean of all tasks'
             solutions by their importance, which is the sum of all tasks' own penalties.
-        gradient_term: whether the gradient of each task's own loss is part of its penalty, as in SOLA (Yin et al.
-            2020, arXiv 2006.10974), which is ``anchor="mean"`` with this and ``strength=0.5``: for tasks that end
-            before they have converged. It takes data with labels, and an importance in the loss's own unit, such as
-            :class:`~anchorhold.Fisher`'s.
+        decay: γ of online EWC: the total is multiplied by it before a task's importance is added.
+        batch_norm: what becomes of batch norms' running statistics, which no penalty holds: ``"freeze"`` keeps them as
+            they are after the first task, and ``"fold"`` holds a layer's weights as the batch norm after it scales
+            them, γW/σ and γ(b − μ)/σ + β, so that :attr:`importance`, :attr:`anchor` and :attr:`held` are of
+            those, in any form. ``None`` lets them move, with a warning.
         from_scratch: True if the model has learned nothing yet: nothing is held in the first task, and no warning is
             given of it. Of a pretrained model, which has something to lose, leave it out.
         watch: further measures that observe the same run without holding it, as a list or by names of one's own.
-        group: the ``torch.distributed`` processes that train this model together, each on batches of its own. A model
-            in a DDP wrapper, or one that ``fully_shard`` was applied to, brings its own.
-        gather: what each process gathers at once of a sharded model that is measured from data: ``"model"``, all of it,
-            so that each measures its own batches; or ``"layers"``, one at a time, so that no process ever has more, and
-            all go through the batches of all together, which takes longer. ``None`` gathers the model, unless a
-            device says that it has no room for it, or layers are cut up (tensor parallelism).
-        batch_norm: what becomes of batch norms' running statistics, which no penalty holds: ``"freeze"`` keeps them as
-            they are after the first task, and ``"fold"`` holds a layer's weights as the batch norm after it scales
-            them, γW/σ and γ(b − μ)/σ + β, so that :attr:`importance`, :attr:`anchor` and :attr:`tilt` are of those, in
-            any form. ``None`` lets them move, with a warning.
-        implicit: whether the hold acts after each step of the optimiser, by a pull that no strength can make overshoot,
-            D ← D/(1 + 2cηΩ), instead of joining the gradient. η is what a weight really goes for its gradient, so the
-            optimiser has to be one that this is known of: SGD, and for the diagonal Adam, AdamW, NAdam, RAdam, Adamax,
-            RMSprop and Adagrad. ``None`` is that where the attached optimisers all are SGD, for the diagonal and, with
-            one rate for a layer's weight and bias, in the forms ``"rotated"``, ``"kronecker"`` and ``"lowrank"``; else
-            the gradient. :attr:`implicit` says which it is.
-        state_dtype: of the anchor and Ω, ``torch.bfloat16`` to halve them; by default as precise as the parameters,
-            and single at least. Running states are never kept in less, since averages freeze in 16 bits.
-        state_device: where all of them are kept, such as ``"cpu"``; by default with the parameters.
         monitors: the names of the monitors that watch training and warn, of :data:`anchorhold.guard.monitors.MONITORS`,
             or classes of one's own; by default all that are registered, and ``()`` for none.
+        options: the rarer arguments: space, step, processes and storage, in one :class:`~anchorhold.GuardOptions`.
     """
 
     def __init__(
         self,
         model: nn.Module,
         measure: Measure | str,
-        strength: float | Mapping[str, float] | None = None,
-        protect: Protect = None,
         *,
+        strength: float | Mapping[str, float] | None = None,
         relative_strength: float | None = None,
         tolerance: float | Tolerance | None = None,
         form: Form | str = "diagonal",
-        space: Space | None = None,
+        protect: Protect = None,
         holds: Sequence[Hold | str] = (),
-        decay: float = 1.0,
         anchor: AnchorKind = "last",
-        gradient_term: bool = False,
+        decay: float = 1.0,
+        batch_norm: str | None = None,
         from_scratch: bool = False,
         watch: Sequence[Measure | str] | Mapping[str, Measure | str] = (),
-        group: "ProcessGroup | None" = None,
-        gather: Gather | None = None,
-        batch_norm: str | None = None,
-        implicit: bool | None = None,
-        state_dtype: torch.dtype | None = None,
-        state_device: torch.device | str | None = None,
         monitors: Sequence[str | type[Monitor]] | None = None,
+        options: GuardOptions | None = None,
     ) -> None:
         self._core = new_core(
             model,
             measure,
-            strength,
-            protect,
+            strength=strength,
             relative_strength=relative_strength,
             tolerance=tolerance,
             form=form,
-            space=space,
+            protect=protect,
             holds=holds,
-            decay=decay,
             anchor=anchor,
-            gather=gather,
-            gradient_term=gradient_term,
+            decay=decay,
+            batch_norm=batch_norm,
             from_scratch=from_scratch,
             watch=watch,
-            group=group,
-            batch_norm=batch_norm,
-            implicit=implicit,
-            state_dtype=state_dtype,
-            state_device=state_device,
+            options=options,
         )
         self._monitors = monitor_kinds(monitors)
         self._attachment = Attachment(self._core, self._monitors)
@@ -251,71 +211,6 @@ class Guard(NotACallback):
         return self._core.state.kept
 
     @property
-    def trace(self) -> tuple[TracePoint, ...]:
-        """What was seen of the kept inputs in this task, look by look, with the strength from then on."""
-        return tuple(self._core.state.control.trace)
-
-    @property
-    def last_seen(self) -> dict[str, float]:
-        """KL(p_old‖p_new) of each kept set as it was last seen in training: nothing is run for it."""
-        return dict(self._core.state.control.latest)
-
-    @property
-    def last_look(self) -> int | None:
-        """After which step of its task kept inputs were last looked at; 0 for before its first, ``None`` for never."""
-        return self._core.state.control.at if self._core.state.control.latest else None
-
-    @property
-    def pulled_back(self) -> PulledBack | None:
-        """How far weights last went back to meet a tolerance, by :meth:`pull_back` or where a task ended."""
-        return self._rollback.last
-
-    @property
-    def form(self) -> Form:
-        """In which space the importance that holds the model is kept."""
-        return self._core.state.driving.form
-
-    @property
-    def space(self) -> Space:
-        """What is held of adapters: their own parameters, or the weights that they are merged with."""
-        return self._core.state.space.value
-
-    @property
-    def holds(self) -> tuple[Hold, ...]:
-        """What pulls beside the guard's own hold."""
-        return tuple(self._core.options.holds)
-
-    @property
-    def batch_norm(self) -> str | None:
-        """What becomes of batch norms' running statistics."""
-        return self._core.options.batch_norm
-
-    @property
-    def implicit(self) -> bool | None:
-        """Whether the quadratic hold acts after each step, implicitly; may be set at any time.
-
-        Where nobody has said so and both would do, it is ``None`` until :meth:`attach` has decided it, for all
-        optimisers whose steps are held together. If one of them comes to move a layer's weight and bias by different
-        rates, the hold joins the gradient from then on, with a warning. A state goes on as it was saved: one without a
-        word of it, as earlier versions wrote, in the gradient.
-        """
-        return self._core.state.implicit.value
-
-    @implicit.setter
-    def implicit(self, value: bool | None) -> None:
-        self._attachment.set_implicit(value)
-
-    @property
-    def group(self) -> "ProcessGroup | None":
-        """The processes that train this model together, ``None`` for one alone; may be set before training."""
-        return self._core.runtime.ranks.group
-
-    @group.setter
-    def group(self, value: "ProcessGroup | None") -> None:
-        self._core.runtime.group = value
-        self._core.runtime.find_ranks()
-
-    @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The protected parameters, by name."""
         return dict(self._core.runtime.parameters)
@@ -329,49 +224,18 @@ class Guard(NotACallback):
     def importance(self) -> dict[str, Tensor]:
         """The total importance Ω that holds the model, by parameter name; empty before the first consolidation.
 
-        In a form other than the diagonal this is its diagonal, for reading; what holds is :attr:`matrices`.
+        In a form other than the diagonal this is its diagonal, for reading; what holds is ``guard.held.matrices``.
         """
         return self._core.state.driving.diagonal
-
-    @property
-    def held_importance(self) -> dict[str, Tensor]:
-        """Ω as it pulls: :attr:`importance` with what damping adds to it, and weaker where patterns say so."""
-        return diagonal_of(self._core.state.driving.held)
-
-    @property
-    def matrices(self) -> dict[str, Matrix]:
-        """Q of every block that holds the model, by its name: as measured, whatever strengths and a tolerance add.
-
-        The damping of a form of layers is part of it.
-        """
-        return dict(self._core.state.driving.measured)
 
     @property
     def anchor(self) -> dict[str, Tensor]:
         """The weights θ* that the model is held to, by parameter name; empty before the first consolidation.
 
         With ``anchor="mean"`` this is the mean for the diagonal alone; in other forms, and with a gradient term, it is
-        the last task's solution, and :attr:`tilt` says how the hold leans there.
+        the last task's solution, and ``held.linear_term`` says how the hold leans there.
         """
         return dict(self._core.state.anchor)
-
-    @property
-    def gradient_term(self) -> bool:
-        """Whether the gradients of the tasks' own losses are part of the hold."""
-        return self._core.options.gradient_term
-
-    @property
-    def leans(self) -> bool:
-        """Whether the hold leans at its anchor, once there is one: see :attr:`tilt`."""
-        return self._core.has_linear_term
-
-    @property
-    def tilt(self) -> dict[str, Tensor]:
-        r"""How the hold leans at θ*: r of :math:`c\langle D, Q(D)\rangle - 2c\langle D, r\rangle`, by parameter name.
-
-        It is there with ``anchor="mean"`` in forms other than the diagonal, and with ``gradient_term=True``.
-        """
-        return dict(self._core.state.linear_term)
 
     def cost(self) -> Costs:
         """Return what the guard's form takes of memory and time, block by block, before anything is measured.
@@ -382,19 +246,14 @@ class Guard(NotACallback):
         """
         return costs_of(self._core)
 
-    def importance_of(self, name: str) -> dict[str, Tensor]:
-        """Return the total importance that any one of the watching measures has found."""
-        if name not in self._core.state.ledgers:
-            raise ConfigurationError(f"No measure is called {name!r} here; there are {', '.join(self.measures)}.")
-        return self._core.state.ledgers[name].diagonal
-
     def penalty(self, *, batches: bool = True) -> Tensor:
         """Return the penalty's value, differentiable: for a log, or for a loss of one's own.
 
-        What does not depend on the weights is left out: with a :attr:`tilt` it is 0 at the anchor, and may be negative.
+        What does not depend on the weights is left out: with a linear term it is 0 at the anchor, and may be negative.
         Attached optimisers add its gradient by themselves. Whoever adds the penalty to the loss attaches with
-        ``hold=False``, and gives path measures the task's loss through :meth:`observe`. A hold with a share ρ is in it
-        with ρ of its loss, beside which the task's own counts 1 − ρ: ``(1 - share) * loss + guard.penalty()``.
+        ``hold=False``, and gives path measures the task's loss through ``gradients.observe()``. A hold with a
+        share ρ is in it with ρ of its loss, beside which the task's own counts 1 − ρ:
+        ``(1 - share) * loss + guard.penalty()``.
 
         Args:
             batches: whether the losses of holds that run the model on batches of their own are part of it.
@@ -405,7 +264,27 @@ class Guard(NotACallback):
         self._attachment.note_penalty(value)
         return value
 
-    # Watching an optimiser
+    @property
+    def options(self) -> ChosenOptions:
+        """What the guard was made with, and what it has decided where that was left open."""
+        return ChosenOptions(self._core, self._attachment)
+
+    @property
+    def held(self) -> HeldImportance:
+        """What holds the model, beyond :attr:`importance`: matrices, a linear term, other measures' importance."""
+        return HeldImportance(self._core)
+
+    @property
+    def gradients(self) -> Gradients:
+        """What measures along the path see of each step, for loops that show them more than ``.grad``."""
+        return Gradients(self._core, self._attachment)
+
+    @property
+    def control(self) -> Control:
+        """How the strength follows a tolerance in this task."""
+        return Control(self._core, self._rollback)
+
+    # Watching an optimizer
 
     def attach(self, *optimizers: Optimizer, hold: bool = True) -> None:
         """Observe, and hold back, every step of these optimisers from now on.
@@ -418,10 +297,6 @@ class Guard(NotACallback):
         self._attachment.attach(optimizers, hold=hold)
         self._attachment.keep_statistics()
 
-    def may_attach(self, optimizer: Optimizer) -> bool:
-        """Whether an optimiser trains protected parameters, or frozen ones that will be once they are unfrozen."""
-        return self._attachment.may_attach(optimizer)
-
     def detach(self) -> None:
         """Stop observing: remove every hook, and let batch norms be. What was consolidated stays.
 
@@ -429,110 +304,6 @@ class Guard(NotACallback):
         """
         self._attachment.detach()
         self._core.let_statistics_move()
-
-    def observe(self, loss: Tensor, *, scaler: GradScaler | None = None, accumulate: bool = False) -> None:
-        """Measure the coming step with the gradient of this loss, instead of the one in ``.grad``.
-
-        The paper's own choice is the loss of the same batch with dropout off. Call it before ``optimizer.step()``.
-
-        Args:
-            loss: the task's loss, never scaled.
-            scaler: the ``GradScaler`` of a float16 loop: the gradient is taken at its scale, and unscaled.
-            accumulate: add to what was observed for this step, as ``backward()`` adds to ``.grad``, rather than
-                replace it: for all but the first of a step's micro-batches.
-        """
-        self._attachment.observe(loss, scaler, accumulate=accumulate)
-
-    def observe_independent(
-        self,
-        loss: Tensor,
-        samples: int | None = None,
-        *,
-        scaler: GradScaler | None = None,
-        accumulate: bool = False,
-    ) -> None:
-        """Take the gradient of this loss as g′, an estimate that is independent of the coming step.
-
-        It must come from a batch that takes no part in the step. Call it before ``optimizer.step()``.
-
-        Args:
-            loss: the task's loss on a second batch, never scaled.
-            samples: how many samples each of g and g′ is the mean of, for ``SOS(alpha="unbiased")``; with
-                ``accumulate``, all micro-batches together.
-            scaler: as for :meth:`observe`.
-            accumulate: as for :meth:`observe`.
-        """
-        self._attachment.observe_independent(loss, samples, scaler, accumulate=accumulate)
-
-    def observe_samples(self, batches: Iterable[Any], *, forward: Forward | None = None) -> None:
-        """Let measures see the squared gradients of the coming step's samples, each by itself: for RWalk.
-
-        It takes a pass of the per-sample engine, in eval mode. Call it before ``optimizer.step()``; where no measure
-        needs it, it does nothing.
-
-        Args:
-            batches: those that the step is made of, with their targets: one, or all of its micro-batches. With several
-                processes, each gives its own.
-            forward: as for :meth:`consolidate`.
-        """
-        self._attachment.observe_samples(batches, forward)
-
-    def backward_halves(
-        self,
-        first: Tensor,
-        second: Tensor,
-        samples: int | None = None,
-        *,
-        scaler: GradScaler | None = None,
-        accumulate: bool = False,
-    ) -> None:
-        r"""Run backward for the mean of two halves' losses, and let SOS see the two gradients apart.
-
-        With α ≠ 0, SOS needs two estimates that are independent of *each other* only, so the halves of one batch do
-        and cost no extra pass. SIU and SIB need one that is independent of the step, which is made of both halves.
-
-        Args:
-            first: the mean loss of the batch's first half.
-            second: the mean loss of its second half; both may come from one forward pass.
-            samples: how many samples each half has, for ``SOS(alpha="unbiased")``; with ``accumulate``, all
-                micro-batches together.
-            scaler: the ``GradScaler`` of a float16 loop; ``.grad`` is then scaled, as its ``step`` expects.
-            accumulate: as for :meth:`observe`.
-        """
-        self._attachment.backward_halves(first, second, samples, scaler, accumulate=accumulate)
-
-    def observe_ranks(
-        self, samples: int | None = None, *, comm_hook: CommHook | None = None, state: object = None
-    ) -> None:
-        r"""Let SOS see the gradients of a DDP job's ranks apart, from now on: its g and g′ at no extra pass.
-
-        With α ≠ 0, SOS needs two estimates that are independent of *each other* only. With R ranks there are R of
-        them, and v takes the mean of :math:`(g_r-\alpha g_s)^2` over all pairs, for one more sum over the ranks as long
-        as the gradient. SIU and SIB need one that is independent of the step, which is made of all of them. With
-        gradient accumulation, all but the last backward pass of a step go under ``no_sync()``.
-
-        Args:
-            samples: how many samples each *rank's* gradient is the mean of, for ``SOS(alpha="unbiased")``; with
-                accumulation, those of all its micro-batches.
-            comm_hook: a DDP communication hook of one's own that averages gradients. It must not be registered with
-                the model, which takes only one, and must return their mean, up to the rounding of compression.
-            state: what that hook is given as its state.
-        """
-        self._attachment.observe_ranks(samples, comm_hook, state)
-
-    @property
-    def path(self) -> PathRecord:
-        """What path measures have gathered in the current task.
-
-        It may be set by whoever takes steps without an optimiser that could be attached, such as an engine that
-        updates weights and measures in one kernel. Tensors are taken as they are, and copied by the next step of an
-        attached optimiser at the earliest.
-        """
-        return path_of(self._core, self._attachment.watcher.measures.every)
-
-    @path.setter
-    def path(self, record: PathRecord) -> None:
-        take_path(self._core, self._attachment.watcher.measures.every, record)
 
     # What is left of what was known
 
@@ -629,33 +400,6 @@ class Guard(NotACallback):
         with self._rollback.before_the_end(share), evaluated_weights(self._attachment.attached()):
             return end_task(self._core, self._attachment, batches, forward, within)
 
-    @torch.inference_mode(mode=False)
-    def watch_only(self, batches: Iterable[Any], *, forward: Forward | None = None) -> None:
-        """Let measures see the gradients of micro-batches, as in training at a learning rate of 0: nothing moves.
-
-        For models that no device can hold, with fewer passes and fewer measures than ``gather="layers"``: under FSDP2
-        and with tensor parallelism the model runs as it does in training, in eval mode, and all that is kept is sharded
-        as the parameters are. Call ``consolidate()`` afterwards, without data. May be called several times before that.
-
-        >>> guard = Guard(model, Fisher(labels="true"), strength=100.0)
-        >>> guard.watch_only(micro_batches)
-        >>> guard.consolidate()
-
-        From micro-batches of one sample this is the empirical Fisher itself, with ``labels="sampled"`` the Fisher of
-        drawn labels; from larger ones an estimate of it without bias. SOS and the posterior precision see one
-        gradient after another, those of the mean loss over labels. Other measures, and other forms than the diagonal,
-        are refused.
-
-        Args:
-            batches: as for :meth:`consolidate`, with labels. With several processes, each gives its own; those of a
-                model that FSDP2 shards make one micro-batch together.
-            forward: as for :meth:`consolidate`.
-        """
-        core = self._core
-        core.runtime.ranks.together(lambda: refresh(core))
-        with self._attachment.set_aside(), core.merged.put_in_place():
-            watch_only(core, self._attachment.monitors, batches, forward)
-
     def average(self, share: float = 0.5) -> None:
         """Move the weights back towards the anchor: to θ* + share·(θ − θ*), their mean before and after training.
 
@@ -671,14 +415,6 @@ class Guard(NotACallback):
             share: that of the weights as they are: 1 changes nothing, 0 goes back to the anchor.
         """
         self._rollback.by_share(share)
-
-    def rebase(self) -> None:
-        """Hold merged weights to where they are now, by the importance that was measured before.
-
-        For adapters that were merged into the weights for good (``merge_and_unload()``), and others in their place,
-        with ``space="merged"``: what those add is counted from here on.
-        """
-        rebase(self._core)
 
     @torch.inference_mode(mode=False)
     def rehearse(self, batches: Iterable[Any] | None = None, *, forward: Forward | None = None) -> None:
@@ -696,17 +432,21 @@ class Guard(NotACallback):
         """
         rehearse_end(self._core, self._attachment, batches, forward)
 
-    def restart_task(self) -> None:
-        """Drop what path measures have gathered since the last consolidation, and start this task's account anew."""
-        self._attachment.restart_task()
-
-    def refresh(self) -> None:
+    def refresh(self, *, rebase: bool = False) -> None:
         """Look at the model again, and take in parameters that were added, unfrozen or replaced.
 
-        This happens by itself when an optimiser is attached, at a task's first step and at its end, and as soon as an
-        attached optimiser trains a parameter that it did not train before.
+        This happens by itself when an optimizer is attached, at a task's first step and at its end, and as soon as an
+        attached optimizer trains a parameter that it did not train before.
+
+        Args:
+            rebase: hold merged weights to where they are now, by the importance that was measured before: for adapters
+                that were merged into the weights for good (``merge_and_unload()``), and others in their place, in
+                the space ``"merged"``. What those add is counted from here on.
         """
-        refresh(self._core)
+        if rebase:
+            rebase_anchor(self._core)
+        else:
+            refresh(self._core)
 
     def forget(self, *names: str) -> None:
         """Let go of parameters: drop their anchor, importance and running state.
@@ -733,9 +473,9 @@ class Guard(NotACallback):
         """
         if self._core.task.watched is not None and not can_be_kept(self._core):
             warn(
-                "A state between watch_only() and consolidate(), of several processes that draw labels each by itself, "
-                "is without what was seen of micro-batches, but for the running states of measures along the path, "
-                "and those do not know which weights they are of: call consolidate() first."
+                "A state between gradients.microbatches() and consolidate(), of several processes that draw labels "
+                "each by itself, is without what was seen of micro-batches, but for the running states of measures "
+                "along the path, and those do not know which weights they are of: call consolidate() first."
             )
         return to_state(self._core)
 
@@ -759,20 +499,6 @@ class Guard(NotACallback):
         self._attachment.keep_statistics()
         if core.state.is_anchored and core.state.strength:
             self._attachment.begin_watching()
-
-    def blank_state_dict(self, metadata: "Metadata", prefix: str = "guard") -> dict[str, Any]:
-        """Return a state for ``torch.distributed.checkpoint.load`` to fill, whatever number of processes saved it.
-
-        >>> state = {"guard": guard.blank_state_dict(FileSystemReader(folder).read_metadata())}
-        >>> torch.distributed.checkpoint.load(state, checkpoint_id=folder)
-        >>> guard.load_state_dict(state["guard"])
-
-        Args:
-            metadata: what the checkpoint's reader says about it.
-            prefix: the key that :meth:`state_dict` was saved by; empty where it was saved by itself.
-        """
-        refresh(self._core)
-        return state_files.blank_state(self._core, metadata, prefix)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a safetensors file, whole or not at all.
@@ -806,6 +532,27 @@ class Guard(NotACallback):
         vars(self).update(state)
         self._attachment = Attachment(self._core, self._monitors)
         self._rollback = Rollback(self._core, self._attachment)
+
+
+def may_attach(guard: Guard, optimizer: Optimizer) -> bool:
+    """Return whether an optimizer trains protected parameters, or frozen ones that may be unfrozen."""
+    return guard._attachment.may_attach(optimizer)  # noqa: SLF001
+
+
+def blank_state_dict(guard: Guard, metadata: "Metadata", prefix: str = "guard") -> dict[str, Any]:
+    """Return a state for ``torch.distributed.checkpoint.load`` to fill, whatever number of processes saved it.
+
+    >>> state = {"guard": blank_state_dict(guard, FileSystemReader(folder).read_metadata())}
+    >>> torch.distributed.checkpoint.load(state, checkpoint_id=folder)
+    >>> guard.load_state_dict(state["guard"])
+
+    Args:
+        guard: the one that is to take over the state.
+        metadata: what the checkpoint's reader says about it.
+        prefix: the key that :meth:`Guard.state_dict` was saved by; empty where it was saved by itself.
+    """
+    guard.refresh()
+    return state_files.blank_state(guard._core, metadata, prefix)  # noqa: SLF001
 
 
 _OTHER_STRENGTH = (

@@ -313,7 +313,7 @@ class Ledger:
                 raise NotFiniteError(
                     f"{self.measure.name}: the importance of {name!r} is not finite, so nothing was consolidated; the "
                     "previous anchor and importance still hold. Look for NaN or overflow in this task's gradients and "
-                    "weights; restart_task() drops what was gathered since the last consolidation."
+                    "weights; gradients.restart_task() drops what was gathered since the last consolidation."
                 )
         return total
 

@@ -178,8 +178,8 @@ def _watched(core: Core, sampled: Mapping[str, SampleMeasure], batches: Iterable
         core.options.gradient_term or any(hold.takes_batches for hold in core.options.holds)
     ):
         raise OrderError(
-            "consolidate(batches) after watch_only(), which has measured this task already, and nothing else looks at "
-            "data. Call consolidate() without, or restart_task() first to drop what was seen."
+            "consolidate(batches) after gradients.microbatches(), which has measured this task already, and nothing "
+            "else looks at data. Call consolidate() without, or gradients.restart_task() first to drop what was seen."
         )
     found = {}
     for name, measure in sampled.items():

@@ -58,7 +58,7 @@ class MergedSpace:
         if sharded := [name for name, p in parameters.items() if is_sharded(p)]:
             raise ConfigurationError(
                 f"space='merged' with parameters that are spread over processes, such as {sharded[0]!r}: it needs "
-                "whole layers. Use DDP, or give space='weights'."
+                "whole layers. Use DDP, or give options=GuardOptions(space='weights')."
             )
         adapters = find_adapters(model, {id(p) for p in parameters.values()})
         return cls(model, adapters, parameters)
@@ -72,7 +72,7 @@ class MergedSpace:
                 raise ConfigurationError(
                     f"space='merged' with protect= matching {', '.join(map(repr, held))} alone of the adapter of "
                     f"{weight!r}: what it adds is made of {trained} trained parameters together. Let protect= match "
-                    "all of them, such as '*lora_*', or give space='weights'."
+                    "all of them, such as '*lora_*', or give options=GuardOptions(space='weights')."
                 )
 
     def without_layers(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:

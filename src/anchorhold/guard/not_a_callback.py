@@ -1,30 +1,26 @@
 """A guard that a trainer was given in the place of its callback: what the trainer asks for first says which to give."""
 
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any
 
-_GIVE = (
-    "A {kind} is no callback of a trainer by itself. Give {trainer} its callback: "
-    "callbacks=[AnchorholdCallback(guard)], from anchorhold.integrations.{module}."
-)
+_TRAINERS = {
+    "on_init_end": ("Hugging Face's Trainer", "huggingface"),
+    "on_train_begin": ("Hugging Face's Trainer", "huggingface"),  # first asked for after add_callback
+    "state_key": ("Lightning's Trainer", "lightning"),
+}
+"""The trainer, and the module of its callback, by what that trainer looks up first of each of its callbacks."""
 
 
 class NotACallback:
-    """What trainers look up first of each of their callbacks, missing here with a word of what to give."""
+    """Tell a trainer that was given a guard which callback to give in its place."""
 
-    @property
-    def on_init_end(self) -> NoReturn:
-        """What Hugging Face's Trainer calls."""
-        raise self._missing("Hugging Face's Trainer", "huggingface")
+    if not TYPE_CHECKING:  # a type checker would take every name for an attribute that there is
 
-    @property
-    def on_train_begin(self) -> NoReturn:
-        """What it calls first of a callback that it was given later, by ``add_callback``."""
-        raise self._missing("Hugging Face's Trainer", "huggingface")
-
-    @property
-    def state_key(self) -> NoReturn:
-        """What Lightning's Trainer tells callbacks apart by."""
-        raise self._missing("Lightning's Trainer", "lightning")
-
-    def _missing(self, trainer: str, module: str) -> AttributeError:
-        return AttributeError(_GIVE.format(kind=type(self).__name__, trainer=trainer, module=module))
+        def __getattr__(self, name: str) -> Any:
+            """Say of the names in which trainers look what to give; any other error stays what it is."""
+            if name not in _TRAINERS:
+                return object.__getattribute__(self, name)
+            trainer, module = _TRAINERS[name]
+            raise AttributeError(
+                f"A {type(self).__name__} is no callback of a trainer by itself. Give {trainer} its callback: "
+                f"callbacks=[AnchorholdCallback(guard)], from anchorhold.integrations.{module}."
+            )

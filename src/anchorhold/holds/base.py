@@ -60,7 +60,7 @@ class Held(NamedTuple):
     call: TrainingCall | None = None
     """How the model was last called in training, for holds that run it; ``None`` where it was not seen."""
     sums: Mapping[str, Tensor] = {}
-    """What :meth:`~anchorhold.Hold.task_sums` came to over all processes, at the end of a task."""
+    """What :meth:`~anchorhold.holds.Hold.task_sums` came to over all processes, at the end of a task."""
 
 
 class Hold:

@@ -95,13 +95,13 @@ def _makes_guards(given: object) -> bool:
 def sample_limits(guard: Guard) -> dict[str, int | None]:
     """Return how many samples each that looks at data takes, ``None`` for all: measures, gradient term and holds."""
     limits = {name: cast("SampleMeasure", m).sample_limit for name, m in guard.measures.items() if m.needs.data}
-    if guard.gradient_term:
+    if guard.options.gradient_term:
         limits["gradient_term=True"] = limits.get(next(iter(guard.measures)))  # those of the measure that holds
     return limits | dict.fromkeys(_filled_by_data(guard))
 
 
 def _filled_by_data(guard: Guard) -> list[str]:
-    return [f"the hold {hold.name!r}" for hold in guard.holds if hold.takes_batches]
+    return [f"the hold {hold.name!r}" for hold in guard.options.holds if hold.takes_batches]
 
 
 def refuse_endless_data(guard: Guard, instead: str) -> None:
@@ -156,8 +156,8 @@ def join_processes(guard: Guard) -> None:
 
     Trainers wrap models in DistributedDataParallel by themselves, so the guard cannot tell from the model.
     """
-    if guard.group is None and is_one_of_several():
-        guard.group = torch.distributed.group.WORLD
+    if guard.options.group is None and is_one_of_several():
+        guard.options.group = torch.distributed.group.WORLD
 
 
 def statistics(guard: Guard) -> dict[str, float]:
@@ -169,7 +169,7 @@ def statistics(guard: Guard) -> dict[str, float]:
     """
     with torch.no_grad():
         penalty = float(guard.penalty(batches=False))
-    lasts = {hold.name: getattr(hold, "last", None) for hold in guard.holds}
+    lasts = {hold.name: getattr(hold, "last", None) for hold in guard.options.holds}
     held = {f"anchorhold/{name}": float(last) for name, last in lasts.items() if last is not None}
     importance = list(guard.importance.values())
     weights = sum(omega.numel() for omega in importance)
@@ -191,14 +191,14 @@ def seen(guard: Guard) -> dict[str, float]:
     What the importance predicts to second order is of the same look, where that was one of training: after weights went
     back, it would be of others.
     """
-    latest, step = guard.last_seen, guard.last_look
+    latest, step = guard.control.last_seen, guard.control.last_look
     if not latest or step is None:
         return {}
     strength = guard.strength
     largest = max(strength.values()) if isinstance(strength, dict) else strength
     found = {"anchorhold/kl": max(latest.values()), "anchorhold/kl_step": float(step), "anchorhold/strength": largest}
     found |= {f"anchorhold/kl/{name}": kl for name, kl in latest.items()}
-    point = guard.trace[-1] if guard.trace else None
+    point = guard.control.trace[-1] if guard.control.trace else None
     if point is not None and point.predicted is not None and (point.step, point.kl) == (step, found["anchorhold/kl"]):
         found["anchorhold/second_order_prediction"] = point.predicted
     return found
@@ -246,7 +246,7 @@ class StopAt:
 
     def is_beyond(self, guard: Guard) -> bool:
         """Whether training is to stop now."""
-        trace = guard.trace
+        trace = guard.control.trace
         if self.limit is None or not trace or trace[-1].step == self._seen:
             return False
         self._seen = trace[-1].step
@@ -351,7 +351,7 @@ def end_within_tolerance(guard: Guard, share: float | None) -> None:
     """
     if share is not None:
         guard.average(share)
-    if guard.tolerance is not None and guard.anchor and guard.kept and guard.path.steps:
+    if guard.tolerance is not None and guard.anchor and guard.kept and guard.gradients.path.steps:
         guard.pull_back()
 
 

@@ -186,7 +186,7 @@ class AnchorholdCallback(TrainerCallback):
         self._to_rehearse = False
         batches = self._first_batches(kwargs["train_dataloader"])
         # What one rank cannot read, none rehearses: the others would wait for it.
-        if all(Ranks(self.guard.group).each(lambda: bool(batches))):
+        if all(Ranks(self.guard.options.group).each(lambda: bool(batches))):
             with explaining(_REHEARSED):
                 self.guard.rehearse(batches, forward=self.forward)
 
@@ -230,8 +230,8 @@ class AnchorholdCallback(TrainerCallback):
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             self._go_back_to_best(state)
         self.best.tell_of_the_end()
-        share = self.share if self.guard.tasks and self.guard.path.steps else None
-        if self.consolidate_at_end is False or self.guard.path.steps == 0:
+        share = self.share if self.guard.tasks and self.guard.gradients.path.steps else None
+        if self.consolidate_at_end is False or self.guard.gradients.path.steps == 0:
             end_within_tolerance(self.guard, share)
             return
         batches = kwargs["train_dataloader"] if self.consolidate_at_end is True else self.consolidate_at_end
@@ -250,7 +250,7 @@ class AnchorholdCallback(TrainerCallback):
         """
         guard = self.guard
         try:
-            found = Ranks(guard.group).together(lambda: state_of_best(state, guard))
+            found = Ranks(guard.options.group).together(lambda: state_of_best(state, guard))
         except StateError as error:
             if not any(measure.needs.path for measure in guard.measures.values()):
                 return  # what looks at data or weights alone looks at those of now
@@ -353,7 +353,7 @@ _PROTECTING = (
     "trained."
 )
 _WITHOUT_BEST = (
-    "Call guard.restart_task() and protect these weights with a measure that looks at data, or train with "
+    "Call guard.gradients.restart_task() and protect these weights with a measure that looks at data, or train with "
     "load_best_model_at_end=False."
 )
 _REHEARSED = (

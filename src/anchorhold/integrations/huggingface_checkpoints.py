@@ -40,9 +40,8 @@ def write_state(args: TrainingArguments, state: TrainerState, guard: Guard, task
     """Write the guard's state into the checkpoint that the Trainer has just made, with that of its task_free."""
     weights = _weights(guard)
     marked = {**guard.state_dict(), _MARK: _mark(state)} | ({} if weights is None else {_WEIGHTS: checksum(weights)})
-    state_files.write(
-        checkpoint_folder(args, state) / STATE_NAME, marked | task_free_state(task_free), Ranks(guard.group)
-    )
+    path = checkpoint_folder(args, state) / STATE_NAME
+    state_files.write(path, marked | task_free_state(task_free), Ranks(guard.options.group))
 
 
 def state_to_resume(args: TrainingArguments, state: TrainerState) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from anchorhold.engine.batches import Forward, check_batches
 from anchorhold.errors import AnchorholdWarning, BatchError, ConfigurationError, MissingExtraError, OrderError, warn
-from anchorhold.guard import Guard, TaskImportance
+from anchorhold.guard import Guard, TaskImportance, may_attach
 from anchorhold.integrations.callbacks import (
     TRAINED,
     BestWithin,
@@ -236,8 +236,8 @@ class AnchorholdCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the task, unless no step was taken since the last one ended."""
         self.best.tell_of_the_end()
-        share = self.share if self.guard.tasks and self.guard.path.steps else None
-        if self.consolidate_at_end is not False and self.guard.path.steps:
+        share = self.share if self.guard.tasks and self.guard.gradients.path.steps else None
+        if self.consolidate_at_end is not False and self.guard.gradients.path.steps:
             batches = None if self.consolidate_at_end is True else self.consolidate_at_end
             with explaining(_HOW_TO_MEASURE, TRAINED):
                 self.consolidate(trainer, batches, share=share)
@@ -282,7 +282,7 @@ class AnchorholdCallback(Callback):
 
     def _attach(self, trainer: Trainer) -> bool:
         """Attach the optimisers that train what the guard protects, if there are any."""
-        owning = [optimizer for optimizer in trainer.optimizers if self.guard.may_attach(optimizer)]
+        owning = [optimizer for optimizer in trainer.optimizers if may_attach(self.guard, optimizer)]
         if owning:
             self.guard.attach(*owning)
         return bool(owning)

@@ -9,6 +9,7 @@ from anchorhold.measures.asymmetric import AsymmetricSI
 from anchorhold.measures.base import Measure, PathMeasure, SampleMeasure, WeightMeasure
 from anchorhold.measures.online import OnlineEWC
 from anchorhold.measures.path_integral import SI, SIB, SIU
+from anchorhold.measures.recurrences import unbiased_alpha
 from anchorhold.measures.riemannian_walk import RWalk
 from anchorhold.measures.sampled import MAS, AbsoluteFisher, Fisher, RootFisher
 from anchorhold.measures.second_moment import SOS, PosteriorPrecision
@@ -93,13 +94,13 @@ for _name, _make in _BUILT_IN.items():
     _enter(_name, _make)
 
 
-def measures() -> dict[str, Measure]:
-    """Return every measure with its usual settings, by the name that the paper gives it."""
+def default_measures() -> dict[str, Measure]:
+    """Return every measure with its default settings, by the name that the paper gives it."""
     return {name: make() for name, make in MEASURES.items()}
 
 
 def measure(name: str, **settings: Any) -> Measure:
-    """Return a measure by its name in :func:`measures`, with settings of its own.
+    """Return a measure by its name in :func:`default_measures`, with settings of its own.
 
     >>> measure("SI", damping=0.001)
     SI(damping=0.001, clamp='task')
@@ -137,7 +138,8 @@ __all__ = [
     "RootFisher",
     "SampleMeasure",
     "WeightMeasure",
+    "default_measures",
     "measure",
-    "measures",
     "register_measure",
+    "unbiased_alpha",
 ]

@@ -34,7 +34,7 @@ class RWalk(PathMeasure):
         every: how many steps an interval has; a shorter one at a task's end counts too.
         alpha: a, the weight of the newest batch in F.
         epsilon: ε, which keeps the score finite. The paper names none; its authors' code has 0.001.
-        fisher: ``"samples"``, the paper's, for which ``observe_samples`` has to be called before the first step of
+        fisher: ``"samples"``, the paper's, for which ``gradients.samples`` has to be called before the first step of
             every interval, or before any more; ``"batch"``, the square of the step's own gradient, which is another
             thing and costs nothing.
     """  # noqa: E501 (a formula)

@@ -118,9 +118,9 @@ class SOS(SecondMoment):
 
     For large batches g² is mostly the mean gradient, not its noise. An independent estimate g′ removes it: with
     α = 1 approximately, with ``alpha="unbiased"`` exactly, such that v estimates :math:`(1-\alpha)^2` times the
-    empirical Fisher. g′ comes from :meth:`~anchorhold.Guard.observe_independent` (a second batch),
-    :meth:`~anchorhold.Guard.backward_halves` (the two halves of one) or
-    :meth:`~anchorhold.Guard.observe_ranks` (the processes of a DDP job). Benzing 2020, arXiv 2006.06357.
+    empirical Fisher. g′ comes from :meth:`~anchorhold.guard.views.Gradients.independent` (a second batch),
+    :meth:`~anchorhold.guard.views.Gradients.halves` (the two halves of one) or
+    :meth:`~anchorhold.guard.views.Gradients.ranks` (the processes of a DDP job). Benzing 2020, arXiv 2006.06357.
 
     Args:
         beta2: the average's decay.
@@ -194,7 +194,7 @@ class SOS(SecondMoment):
         if samples is None:
             raise ConfigurationError(
                 "SOS(alpha='unbiased') needs to know how many samples each gradient estimate has. Give SOS(..., "
-                "batch_size=b), or samples=b to observe_independent(), backward_halves() or observe_ranks()."
+                "batch_size=b), or samples=b to gradients.independent(), gradients.halves() or gradients.ranks()."
             )
         return unbiased_alpha(samples)
 

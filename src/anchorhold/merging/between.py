@@ -64,9 +64,9 @@ def merge(
         share: of ``after``: 0 is ``before`` alone, 1 ``after`` alone; of several models one for each, and ``before``
             has the rest.
         by: what each model weighs its weights with, one for each: a guard that was consolidated on its task, a file
-            that one was saved to, ``guard.matrices``, or importances by parameter. ``None`` weighs all alike. One by
-            itself is that of ``before``, and then the step away from it is shrunk by :math:`(1 + c\lambda)^{-1}` along
-            each direction.
+            that one was saved to, ``guard.held.matrices``, or importances by parameter. ``None`` weighs all alike. One
+            by itself is that of ``before``, and then the step away from it is shrunk by :math:`(1 + c\lambda)^{-1}`
+            along each direction.
         normalise: over what each form's mean importance is made 1, so that two are comparable: ``"network"``, each of
             the ``"layers"``, or nothing, ``"none"``.
         damping: a share of the mean importance, by which every direction is pulled to the average beside what was

@@ -1,6 +1,6 @@
 """The forms that users give with ``by=``: what each model weighs its own parameters with.
 
-A guard, what it holds by (``guard.matrices``), a file that it was saved to, or importances by parameter, such as
+A guard, what it holds by (``guard.held.matrices``), a file that it was saved to, or importances by parameter, such as
 ``Fisher().measure(model, batches)``.
 """
 
@@ -141,10 +141,10 @@ def given_form(label: str, given: GivenForm) -> ModelForm | None:
     if given is None:
         return None
     if isinstance(given, Guard):
-        if not given.matrices:
+        if not given.held.matrices:
             raise ConfigurationError(f"{label} is a guard that holds nothing yet. Call its consolidate() first.")
-        _refuse_folded(label, given.batch_norm)
-        return InMemoryForm(label, given.matrices, given.anchor)
+        _refuse_folded(label, given.options.batch_norm)
+        return InMemoryForm(label, given.held.matrices, given.anchor)
     if isinstance(given, TaskImportance):
         if set(given.forms.values()) - {"diagonal"}:
             raise ConfigurationError(

@@ -300,7 +300,7 @@ def resumed(guard: ProtectedGuard, state: Mapping[str, Any]) -> ProtectedGuard:
     guard.load_state_dict(state)
     old = OldModel()
     old.weights = dict(guard.anchor)
-    for hold in guard.holds:
+    for hold in guard.options.holds:
         if isinstance(hold, Distillation):
             old.weights |= hold.before
     if ASIDE in guard.kept.expected:

@@ -173,7 +173,9 @@ def _try(model: nn.Module, measure: Measure, batch: Any, settings: Protection) -
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AnchorholdWarning)  # which measuring gives in its time
-        guard = Guard(model, measure, 1.0, settings.protect, form=settings.form or "kronecker", from_scratch=True)
+        guard = Guard(
+            model, measure, strength=1.0, protect=settings.protect, form=settings.form or "kronecker", from_scratch=True
+        )
     refuse_what_cannot_be_measured(guard, batch, settings)
 
 

@@ -174,7 +174,7 @@ def plan_for(model: nn.Module, settings: Protection, batch: Any, samples: int, m
     why: list[str] = []
     tried = [given] if isinstance(given, Form) else candidates(model, device)
     for form in tried:
-        trial = Guard(model, measure, 1.0, settings.protect, form=form)
+        trial = Guard(model, measure, strength=1.0, protect=settings.protect, form=form)
         cost = trial.cost()
         seconds = PASSES[kind_of(form)] * passes + seconds_of_eigenvectors(cost, form, device)
         kept = cost.kept + old
@@ -220,9 +220,9 @@ def refuse_what_cannot_be_measured(guard: Guard, batch: Any, settings: Protectio
         raise
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise ConfigurationError(
-            f"The importance of this model cannot be measured: a backward pass fails "
-            f"({type(error).__name__}: {error}). Nothing was written or trained. Adapters of a quantised base need layers that give gradients to their "
-            "inputs: load the base in 16 bits, or by bitsandbytes in 4 or 8."
+            "The importance of this model cannot be measured: a backward pass fails "
+            f"({type(error).__name__}: {error}). Nothing was written or trained. Adapters of a quantised base need "
+            "layers that give gradients to their inputs: load the base in 16 bits, or by bitsandbytes in 4 or 8."
         ) from error
     guard.rehearse([batch], forward=settings.forward)
 

@@ -124,9 +124,9 @@ class TaskFree:
 
     @property
     def _takes_batches(self) -> bool:
-        measures, holds = self.guard.measures.values(), self.guard.holds
+        measures, holds = self.guard.measures.values(), self.guard.options.holds
         looking = any(measure.needs.data for measure in measures) or any(hold.takes_batches for hold in holds)
-        return looking or self.guard.gradient_term or bool(self.samples.recent)
+        return looking or self.guard.options.gradient_term or bool(self.samples.recent)
 
     def _losses(self, batch: Any) -> Tensor | None:
         """Return the loss of each sample of a batch, as the model is now."""
@@ -155,7 +155,7 @@ class TaskFree:
 
     def _over_ranks(self, value: float) -> float:
         """Return the mean of all processes' losses, by which all of them consolidate at the same step."""
-        group = self.guard.group
+        group = self.guard.options.group
         if group is None:
             return value
         device = next(p.device for p in self.guard.model.parameters())

@@ -151,5 +151,5 @@ def _refuse_writing(func: Any) -> NoReturn:
     raise ModelError(
         f"The model's forward pass writes to one of its parameters (by {func}), of which a process has a part alone "
         "while layers are gathered one at a time. Write to parameters after the optimiser's step instead, or give "
-        "Guard(..., gather='model')."
+        "Guard(..., options=GuardOptions(gather='model'))."
     )

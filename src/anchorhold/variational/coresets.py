@@ -26,7 +26,7 @@ def k_center(inputs: Tensor, count: int, first: int = 0) -> Tensor:
     The greedy K-center of Gonzalez 1985, which Nguyen et al. 2018 (arXiv 1710.10628) choose coresets by beside random
     ones. No sample is farther from its nearest in the coreset than twice what the best coreset of this size could do.
 
-    >>> chosen = anchorhold.k_center(x, 200)
+    >>> chosen = anchorhold.variational.k_center(x, 200)
     >>> coreset = x[chosen], y[chosen]
 
     Args:
@@ -79,11 +79,12 @@ def refined(
     They minimise :math:`\mathbb E_q[-\log p] + \mathrm{KL}(q\,\|\,q_t)/K` over the coreset's K samples, by Adam,
     beginning at the model's own :math:`q_t`.
 
-    >>> weights = anchorhold.refined(model, coreset)
-    >>> log_probabilities = anchorhold.predictive(model, x, weights=weights)
+    >>> weights = anchorhold.variational.refined(model, coreset)
+    >>> log_probabilities = anchorhold.variational.predictive(model, x, weights=weights)
 
     Args:
-        model: one that :func:`anchorhold.mean_field` has changed, in any mode. What is frozen in it stays as it is.
+        model: one that :func:`anchorhold.variational.mean_field` has changed, in any mode. What is frozen in
+            it stays as it is.
         batches: ``(inputs..., targets)``; all but the last go into the model.
         epochs: how often they are looked at.
         learning_rate: of Adam.

@@ -164,7 +164,7 @@ KINDS: dict[type[nn.Module], type[MeanField]] = {kind.LAYER: kind for kind in _E
 def mean_field(model: Model, log_variance: float = -6.0, noise: Noise = "outputs") -> Model:
     """Let the weights of a model's linear and convolutional layers be Gaussians around where they are, in place.
 
-    >>> model = anchorhold.mean_field(model)
+    >>> model = anchorhold.variational.mean_field(model)
     >>> optimizer = torch.optim.Adam(model.parameters())  # after it, since there are parameters that were not there
     >>> guard = anchorhold.Guard(model, "fine-tune", holds=[anchorhold.Variational(samples=60_000)])
 

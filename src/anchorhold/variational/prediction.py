@@ -24,13 +24,14 @@ def predictive(
 ) -> Tensor:
     r"""Return :math:`\log \frac1S \sum_s p(y \mid x, \theta_s)` for every class, in evaluation mode.
 
-    >>> log_probabilities = anchorhold.predictive(model, x)
+    >>> log_probabilities = anchorhold.variational.predictive(model, x)
 
     Args:
-        model: one that :func:`anchorhold.mean_field` has changed.
+        model: one that :func:`anchorhold.variational.mean_field` has changed.
         inputs: what it is called with.
         samples: S, how many draws.
-        weights: parameters in the place of the model's own, by name, such as :func:`anchorhold.refined` has found.
+        weights: parameters in the place of the model's own, by name, such as
+            :func:`anchorhold.variational.refined` has found.
         class_dim: the dimension of the outputs that holds the classes: 1 for ``[N, C, H, W]``. ``None`` for the last
             one of outputs of two or three dimensions.
         named: what it is called with by keyword.

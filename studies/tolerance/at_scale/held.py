@@ -86,12 +86,12 @@ def run(trial: Trial, subject: Subject, first: Path) -> dict[str, Any]:
         guard.detach()
         found: dict[str, Any] = {"seconds": seconds, "end": ended(subject, judge)}
         if trial.kind == "tolerance":
-            found |= {"strength": guard.strength, "peak": max(point.kl for point in guard.trace)}
+            found |= {"strength": guard.strength, "peak": max(point.kl for point in guard.control.trace)}
             back = guard.pull_back()
-            found |= {"looks": len(guard.trace) - 1, "share": back.share, "kept": back.kl, "said": str(back)}
+            found |= {"looks": len(guard.control.trace) - 1, "share": back.share, "kept": back.kl, "said": str(back)}
             found["sure"] = back.is_sure
             found["back"] = ended(subject, judge)
-    except anchorhold.NotFiniteError as error:
+    except anchorhold.errors.NotFiniteError as error:
         return {"before": before._asdict(), "diverged": True, "why": str(error)}
     return {"before": before._asdict(), **found}
 
@@ -104,13 +104,16 @@ def new_guard(trial: Trial, subject: Subject) -> anchorhold.Guard:
     samples = subject.setting.measured
     text = subject.setting.language is not None
     measure = anchorhold.Fisher(samples, labels="sampled") if text else anchorhold.Fisher(samples)
-    options: dict[str, Any] = {"protect": subject.protect, "implicit": trial.optimiser == "SGD"}
+    protect, options = subject.protect, anchorhold.GuardOptions(implicit=trial.optimiser == "SGD")
     if trial.kind == "tolerance":
         tolerance = anchorhold.Tolerance(trial.value, **trial.said)
         form = undamped(trial.form)  # the tolerance damps it
-        return anchorhold.Guard(subject.model, measure, tolerance=tolerance, form=form, **options)
+        return anchorhold.Guard(
+            subject.model, measure, tolerance=tolerance, form=form, protect=protect, options=options
+        )
     form = anchorhold.Rotated(damping=DAMPING) if trial.form == "rotated" else trial.form
-    return anchorhold.Guard(subject.model, measure, relative_strength=trial.value, form=form, **options)
+    s = trial.value
+    return anchorhold.Guard(subject.model, measure, relative_strength=s, form=form, protect=protect, options=options)
 
 
 def ended(subject: Subject, judge: anchorhold.Guard) -> dict[str, float]:

@@ -11,6 +11,7 @@ from anchorhold.forms import Dense, Kronecker, LowRank, Rotated
 from tests.guard.batch_norm.networks import dense
 from tests.guard.batch_norm.test_folding import CLOSE, NETWORKS, Folded, folded_map, moved, parts
 from tests.guard.helpers import batch, loss
+from tests.helpers import grouped
 
 FORMS = {"diagonal": "diagonal", "dense": Dense(), "lowrank": LowRank(rank=200), "by layers": Dense(span="layers")}
 CENTRES = {
@@ -86,7 +87,13 @@ def after_tasks(network, form, centre, strength=0.7, decay=0.6):
     """A guard that has consolidated three tasks, the network moved after each, and their penalties written out."""
     model = network[0]
     guard = anchorhold.Guard(
-        model, anchorhold.Fisher(), strength, form=FORMS[form], decay=decay, batch_norm="fold", **CENTRES[centre]
+        model,
+        anchorhold.Fisher(),
+        strength=strength,
+        form=FORMS[form],
+        decay=decay,
+        batch_norm="fold",
+        **grouped(**CENTRES[centre]),
     )
     terms = []
     for seed in range(3):
@@ -164,7 +171,7 @@ def test_a_scale_that_thaws_is_pulled_by_all_that_its_map_is_held_with():
     model[1].weight.requires_grad_(False)
     guard, penalty = after_tasks(network, "dense", "last")
     scale = model[1].weight.requires_grad_(True)
-    assert all("1.weight" not in matrix.block.parameters for matrix in guard.matrices.values())
+    assert all("1.weight" not in matrix.block.parameters for matrix in guard.held.matrices.values())
     gradient = torch.autograd.grad(loss(model, batch(7)) + penalty(), scale)[0]
     expected = scale.detach() - 0.1 * gradient
     others = [p for p in model.parameters() if p is not scale]
@@ -194,9 +201,9 @@ def test_in_forms_of_layers_it_is_what_guards_of_one_task_each_add_up_to(form, s
     network = dense(), *NETWORKS["dense"][1:]
     model = network[0]
     options = {"form": form, "batch_norm": "fold", "anchor": "mean", "gradient_term": slopes}
-    guard, alone = anchorhold.Guard(model, anchorhold.Fisher(), 0.7, **options), []
+    guard, alone = anchorhold.Guard(model, anchorhold.Fisher(), strength=0.7, **grouped(**options)), []
     for seed in range(3):
-        alone.append(anchorhold.Guard(model, anchorhold.Fisher(), 0.7, **options))
+        alone.append(anchorhold.Guard(model, anchorhold.Fisher(), strength=0.7, **grouped(**options)))
         for each in (guard, alone[-1]):
             each.consolidate([batch(seed)])
         moved(model, seed)
@@ -210,7 +217,7 @@ def test_scales_and_shifts_have_no_part_in_a_matrix_over_all_parameters(form):
     guard, _ = after_tasks((dense(), *NETWORKS["dense"][1:]), form, "sola")
     for name in ("1.weight", "1.bias"):
         assert float(guard.importance[name].abs().max()) < 1e-15
-        assert float(guard.tilt[name].abs().max()) < 1e-15
+        assert float(guard.held.linear_term[name].abs().max()) < 1e-15
 
 
 def test_a_state_goes_on_to_the_last_bit(tmp_path, form, centre):
@@ -219,7 +226,13 @@ def test_a_state_goes_on_to_the_last_bit(tmp_path, form, centre):
     guard.save(tmp_path / "guard.safetensors")
     twin = copy.deepcopy(network[0])
     again = anchorhold.Guard(
-        twin, anchorhold.Fisher(), 0.7, form=FORMS[form], decay=0.6, batch_norm="fold", **CENTRES[centre]
+        twin,
+        anchorhold.Fisher(),
+        strength=0.7,
+        form=FORMS[form],
+        decay=0.6,
+        batch_norm="fold",
+        **grouped(**CENTRES[centre]),
     )
     again.load(tmp_path / "guard.safetensors")
     for model, own in ((network[0], guard), (twin, again)):
@@ -240,7 +253,7 @@ def test_what_cannot_be_consolidated_leaves_model_and_guard_as_they_were():
     model = network[0]
     parameters, values = list(model.parameters()), copy.deepcopy(model.state_dict())
     before = copy.deepcopy(guard.state_dict())
-    with pytest.raises(anchorhold.BatchError, match="true label"):
+    with pytest.raises(anchorhold.errors.BatchError, match="true label"):
         guard.consolidate([batch(4), batch(5)[0]])
     assert all(p is q for p, q in zip(model.parameters(), parameters, strict=True))
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())

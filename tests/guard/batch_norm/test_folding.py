@@ -12,6 +12,7 @@ import anchorhold
 from anchorhold.forms import Diagonal
 from tests.guard.batch_norm.networks import Images, dense, statistics
 from tests.guard.helpers import batch, consolidated, loss, train
+from tests.helpers import grouped
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -257,7 +258,7 @@ def test_what_the_statistics_do_is_held_against():
         model = dense().train()
         x, y = batch(9, n=64)
         before = model.eval()(x).detach()
-        guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=3000.0, **options)
+        guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=3000.0, **grouped(**options))
         guard.consolidate([(x, y)])
         guard.attach(optimizer := torch.optim.Adam(model.parameters(), lr=1e-3))
         model.train()
@@ -375,7 +376,7 @@ def test_a_state_goes_on_where_it_was(tmp_path):
         own.attach(optimizer := torch.optim.Adam(one.parameters()))
         train(one.train(), optimizer)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
-    with pytest.raises(anchorhold.StateError, match="batch_norm=fold; this Guard has batch_norm=freeze"):
+    with pytest.raises(anchorhold.errors.StateError, match="batch_norm=fold; this Guard has batch_norm=freeze"):
         anchorhold.Guard(dense(), anchorhold.Fisher(), batch_norm="freeze").load(tmp_path / "guard.safetensors")
 
 
@@ -433,22 +434,22 @@ def test_sgd_is_warned_by_what_the_pull_is_in_its_own_weights(form):
 
 
 def test_measures_of_the_path_are_refused():
-    with pytest.raises(anchorhold.ConfigurationError, match="batch_norm='fold' with SI"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="batch_norm='fold' with SI"):
         anchorhold.Guard(dense(), anchorhold.SI(), batch_norm="fold")
-    with pytest.raises(anchorhold.ConfigurationError, match="batch_norm='fold' with SOS"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="batch_norm='fold' with SOS"):
         anchorhold.Guard(dense(), anchorhold.Fisher(), batch_norm="fold", watch=["SOS"])
 
 
 def test_holds_that_look_at_the_anchor_are_refused():
-    class Own(anchorhold.Hold):
+    class Own(anchorhold.holds.Hold):
         name = "own"
 
-    with pytest.raises(anchorhold.ConfigurationError, match="beside the hold 'own'"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="beside the hold 'own'"):
         anchorhold.Guard(dense(), anchorhold.Fisher(), batch_norm="fold", holds=[Own()])
 
 
 def test_it_needs_batches():
-    with pytest.raises(anchorhold.BatchError, match="batch_norm='fold' has to see the model called"):
+    with pytest.raises(anchorhold.errors.BatchError, match="batch_norm='fold' has to see the model called"):
         anchorhold.Guard(dense(), anchorhold.L2(), batch_norm="fold").consolidate()
 
 

@@ -9,6 +9,7 @@ from torch import nn
 import anchorhold
 from tests.guard.batch_norm.networks import dense, statistics, stirred
 from tests.guard.helpers import batch, loss
+from tests.helpers import grouped
 
 
 class Network(nn.Module):
@@ -42,7 +43,7 @@ class Network(nn.Module):
 
 
 def folded_and_told(model, **options):
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), batch_norm="fold", **options)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), batch_norm="fold", **grouped(**options))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         guard.rehearse([batch(9)])
@@ -88,7 +89,7 @@ def test_what_cannot_be_folded_is_told_once_and_frozen(way, why):
 def test_an_output_that_is_used_beside_its_batch_norm_is_refused():
     model = Network("beside")
     guard = anchorhold.Guard(model, anchorhold.Fisher(), batch_norm="fold")
-    with pytest.raises(anchorhold.ModelError, match=r"computes something else.*batch_norm='freeze'"):
+    with pytest.raises(anchorhold.errors.ModelError, match=r"computes something else.*batch_norm='freeze'"):
         guard.consolidate([batch(9)])
     assert not guard.anchor
 
@@ -124,7 +125,7 @@ def test_a_network_whose_order_has_changed_is_refused():
     model = Network("plain")
     guard, _, _ = folded_and_told(model)
     model.way = "activation between"
-    with pytest.raises(anchorhold.ModelError, match="'norm_of_first' was consolidated together with 'first'"):
+    with pytest.raises(anchorhold.errors.ModelError, match="'norm_of_first' was consolidated together with 'first'"):
         guard.consolidate([batch(9)])
     assert guard.tasks == 2
 

@@ -59,7 +59,7 @@ def test_the_rest_of_the_model_trains_and_the_layer_normalises_with_its_statisti
     before = [parameter.detach().clone() for parameter in model.parameters()]
     train(model, optimizer)
     assert not any(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
-    assert guard.batch_norm == "freeze"
+    assert guard.options.batch_norm == "freeze"
 
 
 @pytest.mark.parametrize("implicit", [False, None])
@@ -71,7 +71,7 @@ def test_scale_and_shift_are_held_as_any_other_parameter(implicit):
     expected = {}
     for name, p in model.named_parameters():
         omega, anchor = guard.importance[name], guard.anchor[name]
-        if guard.implicit:
+        if guard.options.implicit:
             expected[name] = anchor + (p.detach() - 0.05 * p.grad - anchor) / (1 + 0.05 * 6 * omega)
         else:
             expected[name] = p.detach() - 0.05 * (p.grad + 6 * omega * (p.detach() - anchor))
@@ -159,7 +159,7 @@ def test_a_state_says_nothing_of_it_where_nothing_is_done():
     guard = consolidated(model)
     assert {"batch_norm", "frozen_norms", "folded_norms"}.isdisjoint(guard.state_dict())
     other = anchorhold.Guard(dense(), anchorhold.Fisher(), batch_norm="freeze")
-    with pytest.raises(anchorhold.StateError, match="batch_norm=None; this Guard has batch_norm=freeze"):
+    with pytest.raises(anchorhold.errors.StateError, match="batch_norm=None; this Guard has batch_norm=freeze"):
         other.load_state_dict(guard.state_dict())
 
 
@@ -167,7 +167,7 @@ def test_a_state_of_another_network_is_refused():
     guard = consolidated(dense(), batch_norm="freeze", protect=["0.*", "3.*", "1.*"])
     state = guard.state_dict()
     bare = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3)).double()
-    with pytest.raises(anchorhold.StateError, match="batch norm '1' with running statistics"):
+    with pytest.raises(anchorhold.errors.StateError, match="batch norm '1' with running statistics"):
         anchorhold.Guard(bare, anchorhold.Fisher(), batch_norm="freeze").load_state_dict(state)
 
 
@@ -232,13 +232,13 @@ def test_a_compiled_model_stops_following_the_data_too():
 def test_a_failed_consolidation_freezes_nothing():
     model = dense().train()
     guard = anchorhold.Guard(model, anchorhold.Fisher(), batch_norm="freeze")
-    with pytest.raises(anchorhold.BatchError):
+    with pytest.raises(anchorhold.errors.BatchError):
         guard.consolidate([])
     assert model[1].training
 
 
 def test_other_words_are_refused():
-    with pytest.raises(anchorhold.ConfigurationError, match="batch_norm='frozen': expected 'freeze'"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="batch_norm='frozen': expected 'freeze'"):
         anchorhold.Guard(dense(), anchorhold.Fisher(), batch_norm="frozen")
 
 

@@ -10,6 +10,7 @@ from anchorhold.forms import FORMS, Diagonal, Kronecker, Rotated, register_form
 from tests.forms.toy_dense import ToyDense
 from tests.forms.toy_kronecker import ToyKronecker
 from tests.guard.helpers import batch, loss, net, weights
+from tests.helpers import grouped
 
 if "toy-dense" not in FORMS:
     register_form("toy-dense")(ToyDense)
@@ -49,7 +50,12 @@ def moved(model, seed):
 
 def guard_of(model, form="diagonal", strength=0.5, **settings):
     return anchorhold.Guard(
-        model, anchorhold.Fisher(likelihood="gaussian"), strength, form=form, anchor="mean", **settings
+        model,
+        anchorhold.Fisher(likelihood="gaussian"),
+        strength=strength,
+        form=form,
+        anchor="mean",
+        **grouped(**settings),
     )
 
 
@@ -109,7 +115,7 @@ def test_the_mean_is_the_sum_of_all_tasks_penalties(form, decay, slopes):
     torch.testing.assert_close(values[0], values[1], **CLOSE)  # the constant, which is left out
     put(model, torch.cat([guard.anchor[name].flatten() for name, _ in model.named_parameters()]))
     assert guard.penalty() == 0
-    last = anchorhold.Guard(model, anchorhold.Fisher(likelihood="gaussian"), 0.7, form=form, decay=decay)
+    last = anchorhold.Guard(model, anchorhold.Fisher(likelihood="gaussian"), strength=0.7, form=form, decay=decay)
     for task, theta in tasks:
         put(model, theta)
         last.consolidate([task])
@@ -152,7 +158,7 @@ def trained(form, *, stopped_early, steps=4, **settings):
     """Return a model after three regressions, the last one learned to its end, and the solution of all together."""
     model = regression()
     measure = anchorhold.Fisher(likelihood="gaussian")
-    guard = anchorhold.Guard(model, measure, 0.5, form=form, from_scratch=True, **settings)
+    guard = anchorhold.Guard(model, measure, strength=0.5, form=form, from_scratch=True, **grouped(**settings))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     tasks = [orthogonal(seed) if form == "diagonal" else data(seed) for seed in range(3)]
     for number, task in enumerate(tasks):
@@ -201,7 +207,7 @@ def solve(model, guard, task):
 def test_sola_recovers_the_joint_solution_of_linear_regression(form, stopped_early):
     guard, found, joint = trained(form, stopped_early=stopped_early, anchor="mean", gradient_term=True)
     assert (found - joint).abs().max() < 1e-10
-    tilt = max(float(r.abs().max()) for r in guard.tilt.values())
+    tilt = max(float(r.abs().max()) for r in guard.held.linear_term.values())
     assert tilt > 0.1 if stopped_early else tilt < 1e-10
 
 
@@ -250,7 +256,7 @@ def test_the_term_of_a_task_that_has_converged_by_itself_is_zero():
     guard = guard_of(model, "toy-dense", gradient_term=True)
     solve(model, guard, data(0))
     guard.consolidate([data(0)])
-    assert max(float(r.abs().max()) for r in guard.tilt.values()) < 1e-12
+    assert max(float(r.abs().max()) for r in guard.held.linear_term.values()) < 1e-12
 
 
 @FORMS_TRIED
@@ -278,13 +284,15 @@ def test_a_state_in_the_middle_of_a_sequence_goes_on_to_the_last_bit(tmp_path, f
     again, resumed, stepping = made()
     again.load_state_dict(model.state_dict())
     resumed.load(tmp_path / "guard.safetensors")
-    assert (guard.tilt.keys() == dict(model.named_parameters()).keys()) == (slopes or form != "diagonal")
+    assert (guard.held.linear_term.keys() == dict(model.named_parameters()).keys()) == (slopes or form != "diagonal")
     for each, own, by in ((model, guard, optimizer), (again, resumed, stepping)):
         steps(each, own, by, [8, 9])
         own.consolidate([data(9)])
         steps(each, own, by, [10])
     assert torch.equal(row(model), row(again))
-    assert all(torch.equal(guard.tilt[name], resumed.tilt[name]) for name in guard.tilt)
+    assert all(
+        torch.equal(guard.held.linear_term[name], resumed.held.linear_term[name]) for name in guard.held.linear_term
+    )
     assert all(torch.equal(guard.anchor[name], resumed.anchor[name]) for name in guard.anchor)
 
 
@@ -306,14 +314,18 @@ def test_a_state_says_only_what_is_not_as_usual_and_fits_only_where_it_is_so():
 def sequence(form, **settings):
     """Return a network and its guard after three tasks, and a guard for each of them alone, all elsewhere by now."""
     model = nn.Sequential(nn.Conv1d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(6, 3), nn.LayerNorm(3)).double()
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), 0.7, form=form, anchor="mean", **settings)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=0.7, form=form, anchor="mean", **grouped(**settings))
     alone = []
     for seed in range(3):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.3 * torch.randn_like(parameter))
         task = [(x.unsqueeze(1), y) for x, y in [batch(seed)]]
-        alone.append(anchorhold.Guard(model, anchorhold.Fisher(), 0.7, form=form, **{"anchor": "mean", **settings}))
+        alone.append(
+            anchorhold.Guard(
+                model, anchorhold.Fisher(), strength=0.7, form=form, **grouped(**{"anchor": "mean", **settings})
+            )
+        )
         for each in (guard, alone[-1]):
             each.consolidate(task)
     moved(model, 9)
@@ -339,10 +351,10 @@ def test_where_sums_are_not_exact_the_tilt_is_that_of_the_total_as_it_is():
     for seed in range(3):
         moved(model, seed)
         d = {name: p.detach() - guard.anchor[name] for name, p in guard.parameters.items()} if seed else {}
-        for matrix in guard.matrices.values():
+        for matrix in guard.held.matrices.values():
             expected |= {name: expected[name] - pull for name, pull in matrix.apply(d).items()}
         guard.consolidate([data(seed)])
-    for name, r in guard.tilt.items():
+    for name, r in guard.held.linear_term.items():
         torch.testing.assert_close(r, expected[name], **CLOSE)
 
 
@@ -372,7 +384,7 @@ def test_weights_that_no_task_needs_are_held_to_the_last_solution():
 
 @pytest.mark.parametrize(("total", "old"), [("add", 1.0), ("replace", 0.0), ("average", 1.0)])
 def test_the_mean_is_weighted_as_the_total_is_made(total, old):
-    class Constant(anchorhold.WeightMeasure):
+    class Constant(anchorhold.measures.WeightMeasure):
         choose_when = "never"
 
         def importance(self, weight):
@@ -390,7 +402,14 @@ def test_the_mean_is_weighted_as_the_total_is_made(total, old):
 
 def test_a_measure_along_the_path_takes_the_gradient_from_the_batches_it_is_given():
     model = net()
-    guard = anchorhold.Guard(model, "SOS", 0.5, anchor="mean", gradient_term=True, from_scratch=True)
+    guard = anchorhold.Guard(
+        model,
+        "SOS",
+        strength=0.5,
+        anchor="mean",
+        options=anchorhold.GuardOptions(gradient_term=True),
+        from_scratch=True,
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     loss(model, batch(0)).backward()
@@ -406,7 +425,7 @@ def test_a_measure_along_the_path_takes_the_gradient_from_the_batches_it_is_give
     guard.consolidate([batch(1)])
     expected = torch.autograd.grad(loss(model, batch(1)), list(model.parameters()))
     for (name, _), g in zip(model.named_parameters(), expected, strict=True):
-        torch.testing.assert_close(guard.tilt[name], -g, **CLOSE)
+        torch.testing.assert_close(guard.held.linear_term[name], -g, **CLOSE)
 
 
 def test_what_cannot_be_consolidated_leaves_everything_as_it_was():
@@ -426,19 +445,25 @@ def test_what_cannot_be_consolidated_leaves_everything_as_it_was():
 
 def test_forgetting_a_part_lets_go_of_the_tilt_of_its_block():
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3, bias=False)).double()
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), form=ToyKronecker(), anchor="mean", gradient_term=True)
+    guard = anchorhold.Guard(
+        model,
+        anchorhold.Fisher(),
+        form=ToyKronecker(),
+        anchor="mean",
+        options=anchorhold.GuardOptions(gradient_term=True),
+    )
     guard.consolidate([batch(0)])
-    assert guard.tilt.keys() == {"0.weight", "0.bias", "2.weight"}
+    assert guard.held.linear_term.keys() == {"0.weight", "0.bias", "2.weight"}
     with pytest.warns(anchorhold.AnchorholdWarning, match="in one matrix with '0.weight'"):
         guard.forget("0.bias")
-    assert guard.tilt.keys() == {"2.weight"}
+    assert guard.held.linear_term.keys() == {"2.weight"}
 
 
 def test_what_is_kept_may_lie_in_fewer_bits():
     model = regression().float()
     guard = guard_of(model, "toy-dense", gradient_term=True, state_dtype=torch.bfloat16)
     guard.consolidate([tuple(part.float() for part in data(0))])
-    assert {r.dtype for r in guard.tilt.values()} == {torch.bfloat16}
+    assert {r.dtype for r in guard.held.linear_term.values()} == {torch.bfloat16}
     put(model, row(model) + 0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before, pull = row(model), gradient(model, guard.penalty())
@@ -498,4 +523,4 @@ def test_it_is_said_what_weights_are_held_to():
 )
 def test_what_is_no_centre_is_refused(settings, message):
     with pytest.raises(ConfigurationError, match=message):
-        anchorhold.Guard(regression(), **{"measure": "EWC", **settings})
+        anchorhold.Guard(regression(), **grouped(**{"measure": "EWC", **settings}))

@@ -18,11 +18,11 @@ def random(*shape, seed=0):
 
 def check(model, measure, batches, expected, **settings):
     """Compare what a first consolidation keeps, −g, with the gradient of a loss."""
-    guard = anchorhold.Guard(model, measure, anchor="mean", gradient_term=True)
+    guard = anchorhold.Guard(model, measure, anchor="mean", options=anchorhold.GuardOptions(gradient_term=True))
     guard.consolidate(batches, **settings)
     found = dict(zip(guard.parameters, torch.autograd.grad(expected, list(guard.parameters.values())), strict=True))
     for name, g in found.items():
-        torch.testing.assert_close(guard.tilt[name], -g, **CLOSE)
+        torch.testing.assert_close(guard.held.linear_term[name], -g, **CLOSE)
     assert any(bool(g.abs().max() > 1e-3) for g in found.values())
 
 
@@ -97,14 +97,16 @@ def test_the_model_is_left_as_it_was_and_seen_in_eval_mode():
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model(random(9, 4, seed=3))
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), anchor="mean", gradient_term=True)
+    guard = anchorhold.Guard(
+        model, anchorhold.Fisher(), anchor="mean", options=anchorhold.GuardOptions(gradient_term=True)
+    )
     state = torch.get_rng_state()
     guard.consolidate([batch(0)])
     assert model.training and all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
     assert torch.equal(torch.get_rng_state(), state) and all(p.grad is None for p in model.parameters())
     expected = torch.autograd.grad(loss(model.eval(), batch(0)), list(model.parameters()))
     for name, g in zip(guard.parameters, expected, strict=True):
-        torch.testing.assert_close(guard.tilt[name], -g, **CLOSE)
+        torch.testing.assert_close(guard.held.linear_term[name], -g, **CLOSE)
 
 
 def test_batches_that_can_be_gone_through_once_will_do():

@@ -12,6 +12,7 @@ from anchorhold.retention import kept_set, sample_marks
 from anchorhold.retention.sample_marks import SampleMarks, marks_of
 from anchorhold.tensors.checksums import row_checksums
 from tests.guard.helpers import batch, net
+from tests.helpers import grouped
 
 OLD = batch(9, 40)
 TWICE = "{} of {} inputs of the kept set 'old' are ones that importance was measured from"
@@ -19,7 +20,7 @@ TWICE = "{} of {} inputs of the kept set 'old' are ones that importance was meas
 
 def said_of(*calls, measure="EWC", **options):
     """What is told while a new guard is asked for all of it."""
-    guard = anchorhold.Guard(net(), measure, strength=1.0, **options)
+    guard = anchorhold.Guard(net(), measure, strength=1.0, **grouped(**options))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for call in calls:
@@ -70,7 +71,7 @@ def test_only_what_was_measured_from_counts():
 
 def test_a_consolidation_that_fails_marks_nothing():
     guard = anchorhold.Guard(net(), "EWC", strength=1.0)
-    with pytest.raises(anchorhold.NotFiniteError):
+    with pytest.raises(anchorhold.errors.NotFiniteError):
         guard.consolidate([OLD, (OLD[0] * float("nan"), OLD[1])])
     guard.keep([OLD], "old")
 

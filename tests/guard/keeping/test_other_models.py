@@ -9,6 +9,7 @@ from torch import nn
 import anchorhold
 from anchorhold.retention.diagnosis import is_of_another
 from tests.guard.helpers import batch, loss, net
+from tests.helpers import grouped
 
 KEPT = [batch(20, 40)]
 
@@ -32,7 +33,7 @@ def kept_with(model, path):
 
 
 def guarded(model, path, **options):
-    guard = anchorhold.Guard(model, "EWC", **options or {"tolerance": 0.1})
+    guard = anchorhold.Guard(model, "EWC", **grouped(**options or {"tolerance": 0.1}))
     guard.kept.load(path)
     guard.consolidate([batch(9, dtype=next(model.parameters()).dtype)])
     return guard

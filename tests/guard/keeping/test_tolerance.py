@@ -13,6 +13,7 @@ from anchorhold import Tolerance
 from anchorhold.guard.retention.following import part_of
 from anchorhold.guard.retention.keep_inputs import FEW
 from tests.guard.helpers import batch, loss, net, weights
+from tests.helpers import grouped
 
 KEPT = [batch(20, 40)]
 
@@ -25,7 +26,7 @@ def new_task(seed):
 
 def guarded(model, measure=None, kept=KEPT, **options):
     options = {"tolerance": Tolerance(0.05, every=2)} | options
-    guard = anchorhold.Guard(model, measure or anchorhold.Fisher(), **options)
+    guard = anchorhold.Guard(model, measure or anchorhold.Fisher(), **grouped(**options))
     guard.consolidate([batch(9)])
     if kept:
         guard.keep(kept, "old")
@@ -45,12 +46,12 @@ def adam(model, rate=0.01):
 
 @pytest.mark.parametrize("given", [0, -1, math.nan, math.inf, "much", True, [0.1]])
 def test_a_tolerance_that_is_none_is_refused(given):
-    with pytest.raises(anchorhold.ConfigurationError, match=r"tolerance=.*: expected a number of nats above 0"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"tolerance=.*: expected a number of nats above 0"):
         anchorhold.Guard(net(), "EWC", tolerance=given)
     guard = guarded(net())
-    with pytest.raises(anchorhold.ConfigurationError, match="nats above 0"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="nats above 0"):
         guard.tolerance = given
-    with pytest.raises(anchorhold.ConfigurationError, match="nats above 0"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="nats above 0"):
         guard.pull_back(given)
     assert guard.tolerance == 0.05
 
@@ -64,28 +65,28 @@ def test_a_tolerance_that_is_none_is_refused(given):
     ],
 )
 def test_what_does_not_go_together_with_a_tolerance_is_refused(options, match):
-    with pytest.raises(anchorhold.ConfigurationError, match=match):
-        anchorhold.Guard(net(), "EWC", tolerance=0.1, **options)
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=match):
+        anchorhold.Guard(net(), "EWC", tolerance=0.1, **grouped(**options))
 
 
 @pytest.mark.parametrize(
     "settings", [{"every": 0}, {"every": 1.5}, {"damping": -1}, {"damping": math.nan}, {"start": 0}]
 )
 def test_settings_of_a_tolerance_that_make_no_sense_are_refused(settings):
-    with pytest.raises(anchorhold.ConfigurationError, match=rf"{next(iter(settings))}=.*: expected"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=rf"{next(iter(settings))}=.*: expected"):
         Tolerance(0.1, **settings)
 
 
 def test_a_strength_that_follows_is_not_set_and_one_that_does_not_has_no_tolerance():
     guard = guarded(net())
-    with pytest.raises(anchorhold.ConfigurationError, match=r"here it follows tolerance=0.05"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"here it follows tolerance=0.05"):
         guard.strength = 3.0
     plain = anchorhold.Guard(net(), "EWC")
     assert plain.tolerance is None
     assert plain.strength == 1.0
-    with pytest.raises(anchorhold.ConfigurationError, match="made with a strength"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="made with a strength"):
         plain.tolerance = 0.1
-    with pytest.raises(anchorhold.ConfigurationError, match="without a tolerance"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="without a tolerance"):
         plain.pull_back()
 
 
@@ -96,12 +97,12 @@ def test_a_held_step_without_kept_inputs_is_refused_with_what_to_do_and_not_take
     guard.attach(optimizer)
     before = weights(model)
     loss(model, new_task(0)).backward()
-    with pytest.raises(anchorhold.OrderError, match=re.escape("tolerance=0.05 and no inputs to measure it on")):
+    with pytest.raises(anchorhold.errors.OrderError, match=re.escape("tolerance=0.05 and no inputs to measure it on")):
         optimizer.step()
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     guard.keep(KEPT)
     optimizer.step()
-    assert guard.path.steps == 1
+    assert guard.gradients.path.steps == 1
 
 
 def test_steps_that_are_not_held_need_no_kept_inputs_and_a_penalty_does():
@@ -110,15 +111,15 @@ def test_steps_that_are_not_held_need_no_kept_inputs_and_a_penalty_does():
     optimizer = adam(model)
     guard.attach(optimizer, hold=False)
     learn(model, optimizer, 2)
-    assert guard.path.steps == 2 and guard.trace == ()
-    with pytest.raises(anchorhold.OrderError, match=re.escape("tolerance=0.05 and no inputs to measure it on")):
+    assert guard.gradients.path.steps == 2 and guard.control.trace == ()
+    with pytest.raises(anchorhold.errors.OrderError, match=re.escape("tolerance=0.05 and no inputs to measure it on")):
         guard.penalty()  # of no strength at all
     with pytest.warns(
         anchorhold.AnchorholdWarning, match=r"keep\(\) after 2 steps of task 2: .* from the weights of now"
     ):
         guard.keep(KEPT)
     learn(model, optimizer, 2)
-    assert guard.penalty() > 0 and guard.trace[-1].strength == guard.strength
+    assert guard.penalty() > 0 and guard.control.trace[-1].strength == guard.strength
 
 
 def test_nothing_is_needed_before_the_first_consolidation():
@@ -127,7 +128,7 @@ def test_nothing_is_needed_before_the_first_consolidation():
     optimizer = adam(model)
     guard.attach(optimizer)
     learn(model, optimizer, 2)
-    assert guard.trace == ()
+    assert guard.control.trace == ()
 
 
 @pytest.mark.parametrize("form", ["diagonal", "rotated"])
@@ -138,7 +139,7 @@ def test_training_ends_near_the_tolerance_and_never_beyond_it(form, nats):
     optimizer = adam(model)
     guard.attach(optimizer)
     learn(model, optimizer, 300)
-    late = [point.kl for point in guard.trace if point.step > 200]
+    late = [point.kl for point in guard.control.trace if point.step > 200]
     assert 0.75 * nats < math.exp(sum(map(math.log, late)) / len(late)) < 3 * nats
     found = guard.pull_back()
     assert found.outcome in ("within", "pulled back")
@@ -182,7 +183,7 @@ def test_only_a_tolerance_damps():
     model = net()
     guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=2.0)
     guard.consolidate([batch(9)])
-    assert guard.matrices.keys() == guard.importance.keys()
+    assert guard.held.matrices.keys() == guard.importance.keys()
     ledger = guard._core.state.driving
     assert ledger.held is ledger.total
 
@@ -227,8 +228,8 @@ def test_what_begins_broken_is_told_of_before_the_first_step():
         anchorhold.AnchorholdWarning, match="Before the first step of this task, predictions on the kept set"
     ):
         learn(model, optimizer, 1)
-    assert guard.trace[0].step == 0
-    assert guard.trace[0].kl > guard.tolerance
+    assert guard.control.trace[0].step == 0
+    assert guard.control.trace[0].kl > guard.tolerance
 
 
 def test_a_tolerance_that_is_never_touched_is_said_to_be():
@@ -255,10 +256,10 @@ def test_consolidate_goes_back_first_or_leaves_everything_as_it_was():
     guard.attach(optimizer)
     learn(model, optimizer, 60)
     assert guard.retention().kl > 0.01
-    before, seen = weights(model), guard.last_seen
-    with pytest.raises(anchorhold.BatchError):
+    before, seen = weights(model), guard.control.last_seen
+    with pytest.raises(anchorhold.errors.BatchError):
         guard.consolidate([])
-    assert guard.last_seen == seen and guard.pulled_back is None
+    assert guard.control.last_seen == seen and guard.control.pulled_back is None
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     guard.consolidate([batch(9)])
     assert 0.0095 < guard.retention().kl <= 0.01
@@ -310,8 +311,8 @@ def test_a_run_that_was_stopped_in_the_middle_of_a_task_goes_on_bit_for_bit(tmp_
     again.attach(opt)
     learn(other, opt, 13, start=at)
     assert again.strength == guard.strength
-    assert again.trace == guard.trace
-    assert len(guard.trace) == 11
+    assert again.control.trace == guard.control.trace
+    assert len(guard.control.trace) == 11
     for name, parameter in other.named_parameters():
         assert torch.equal(parameter, dict(model.named_parameters())[name])
     assert again.retention() == guard.retention()
@@ -327,10 +328,10 @@ def test_a_state_says_that_it_needs_its_kept_inputs(tmp_path):
     optimizer = adam(model)
     again.attach(optimizer)
     loss(model, new_task(0)).backward()
-    with pytest.raises(anchorhold.OrderError, match="saved with the kept set 'old', and it is not here"):
+    with pytest.raises(anchorhold.errors.OrderError, match="saved with the kept set 'old', and it is not here"):
         optimizer.step()
     again.keep(KEPT, "another")
-    with pytest.raises(anchorhold.OrderError, match="saved with the kept set 'old'"):
+    with pytest.raises(anchorhold.errors.OrderError, match="saved with the kept set 'old'"):
         optimizer.step()
     again.kept.drop("old")
     optimizer.step()
@@ -341,7 +342,7 @@ def test_states_with_and_without_a_tolerance():
     plain.consolidate([batch(9)])
     assert not {"tolerance", "control", "kept"} & plain.state_dict().keys()
     guard = guarded(net())
-    with pytest.raises(anchorhold.StateError, match=r"The state was made with tolerance=0.05"):
+    with pytest.raises(anchorhold.errors.StateError, match=r"The state was made with tolerance=0.05"):
         plain.load_state_dict(guard.state_dict())
     fresh = anchorhold.Guard(net(), anchorhold.Fisher(), tolerance=0.3)
     fresh.load_state_dict(plain.state_dict())
@@ -372,10 +373,10 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage):
     guard.attach(optimizer)
     learn(model, optimizer, 4)
     state = guard.state_dict()
-    strength, trace = guard.strength, guard.trace
-    with pytest.raises(anchorhold.StateError, match="damaged"):
+    strength, trace = guard.strength, guard.control.trace
+    with pytest.raises(anchorhold.errors.StateError, match="damaged"):
         guard.load_state_dict({**state, **damage})
-    assert (guard.strength, guard.trace) == (strength, trace)
+    assert (guard.strength, guard.control.trace) == (strength, trace)
 
 
 def test_traces_have_the_second_order_prediction_beside_what_is_measured():
@@ -384,7 +385,7 @@ def test_traces_have_the_second_order_prediction_beside_what_is_measured():
     optimizer = adam(model)
     guard.attach(optimizer)
     learn(model, optimizer, 4)
-    point = guard.trace[-1]
+    point = guard.control.trace[-1]
     assert point.step == 4
     assert point.strength == guard.strength
     undamped = guard._core.state.driving.total
@@ -396,16 +397,16 @@ def test_traces_have_the_second_order_prediction_beside_what_is_measured():
     assert guard.retention().second_order_prediction == pytest.approx(half, rel=1e-10)
     assert guard.retention().to_dict()["anchorhold/second_order_prediction"] == pytest.approx(half, rel=1e-10)
     assert point.kl == pytest.approx(guard.retention().kl, rel=1e-10)  # all of the set is one part
-    assert guard.last_seen == {"old": point.kl}
+    assert guard.control.last_seen == {"old": point.kl}
     learn(model, optimizer, 1, start=4)
-    assert guard.last_look == 4
+    assert guard.control.last_look == 4
     guard.pull_back()
-    assert guard.last_look == 5
+    assert guard.control.last_look == 5
     other = guarded(net(), measure="L2")
     optimizer = adam(other._core.runtime.model)
     other.attach(optimizer)
     learn(other._core.runtime.model, optimizer, 2)
-    assert other.trace[-1].predicted is None
+    assert other.control.trace[-1].predicted is None
     assert other.retention().second_order_prediction is None
     assert "anchorhold/second_order_prediction" not in other.retention().to_dict()
 
@@ -421,10 +422,10 @@ def test_looking_changes_nothing_of_training_and_happens_without_a_tolerance_too
         guard.attach(optimizer)
         torch.manual_seed(0)
         learn(model, optimizer, 30)
-        assert bool(guard.trace) is kept
+        assert bool(guard.control.trace) is kept
         if kept:
-            assert [point.step for point in guard.trace] == [0, 17]  # 40 / (0.1 · 3 · 8)
-            assert {point.strength for point in guard.trace} == {3.0}
+            assert [point.step for point in guard.control.trace] == [0, 17]  # 40 / (0.1 · 3 · 8)
+            assert {point.strength for point in guard.control.trace} == {3.0}
     for one, two in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(one, two)
 
@@ -436,12 +437,12 @@ def test_sets_are_looked_at_in_turn_and_the_worst_counts():
     optimizer = adam(model)
     guard.attach(optimizer)
     learn(model, optimizer, 2)
-    first = guard.last_seen
+    first = guard.control.last_seen
     learn(model, optimizer, 2, start=2)
-    second = guard.last_seen
+    second = guard.control.last_seen
     assert first["old"] == second["old"]
     assert first["other"] < second["other"]
-    assert guard.trace[-1].kl == max(second.values())
+    assert guard.control.trace[-1].kl == max(second.values())
 
 
 def test_parts_of_a_set_have_enough_predictions():
@@ -461,7 +462,7 @@ def test_tokens_of_one_large_batch_are_looked_at_as_often_as_those_of_small_ones
         optimizer.zero_grad()
         model(torch.randn(4, 20, 4)).square().mean().backward()
         optimizer.step()
-    assert [point.step for point in guard.trace] == [0, 8, 16]
+    assert [point.step for point in guard.control.trace] == [0, 8, 16]
 
 
 def test_several_optimisers_that_take_turns_look_once():
@@ -474,14 +475,16 @@ def test_several_optimisers_that_take_turns_look_once():
         loss(model, new_task(seed)).backward()
         for optimizer in optimizers:
             optimizer.step()
-    assert [point.step for point in guard.trace] == [0, 2, 4]
+    assert [point.step for point in guard.control.trace] == [0, 2, 4]
 
 
 def test_a_measure_without_importance_has_no_strength_to_follow():
-    with pytest.raises(anchorhold.ConfigurationError, match="fine-tune, which finds no importance whose strength"):
+    with pytest.raises(
+        anchorhold.errors.ConfigurationError, match="fine-tune, which finds no importance whose strength"
+    ):
         anchorhold.Guard(net(), "fine-tune", tolerance=0.1)
     model = net()
-    guard = guarded(model, anchorhold.Magnitude())
+    guard = guarded(model, anchorhold.measures.Magnitude())
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -548,9 +551,9 @@ def test_a_set_of_other_predictions_than_a_state_was_saved_with_is_refused():
     again.keep(KEPT, "old")  # what the half-trained model says
     again.load_state_dict(state)
     again.attach(optimizer := adam(model))
-    with pytest.raises(anchorhold.OrderError, match="of other predictions than the one here"):
+    with pytest.raises(anchorhold.errors.OrderError, match="of other predictions than the one here"):
         learn(model, optimizer, 1)
-    with pytest.raises(anchorhold.OrderError, match="of other predictions than the one here"):
+    with pytest.raises(anchorhold.errors.OrderError, match="of other predictions than the one here"):
         again.consolidate([batch(9)])
 
 
@@ -561,9 +564,9 @@ def test_a_state_brings_how_its_tolerance_is_followed_and_no_strengths_beside_on
     again.load_state_dict(guard.state_dict())
     assert torch.equal(held(again)["0.weight"], held(guard)["0.weight"])
     for options in ({"strength": {"0.*": 0.0, "*": 3.0}}, {"relative_strength": 0.1}):
-        other = anchorhold.Guard(net(), anchorhold.Fisher(), **options)
+        other = anchorhold.Guard(net(), anchorhold.Fisher(), **grouped(**options))
         other.consolidate([batch(9)])
-        with pytest.raises(anchorhold.StateError, match=r"The state was made with .* has tolerance=0.05"):
+        with pytest.raises(anchorhold.errors.StateError, match=r"The state was made with .* has tolerance=0.05"):
             again.load_state_dict(other.state_dict())
 
 
@@ -620,7 +623,7 @@ def test_a_step_with_a_closure_is_looked_at_once():
 
     for _ in range(4):
         optimizer.step(closure)
-    assert [point.step for point in guard.trace] == [0, 2, 4]
+    assert [point.step for point in guard.control.trace] == [0, 2, 4]
 
 
 def after_a_task():
@@ -636,7 +639,9 @@ def after_a_task():
 
 def test_a_tolerance_that_is_used_up_is_told_of_before_the_next_task_and_after_it():
     model, guard, optimizer = after_a_task()
-    assert guard.pulled_back.outcome == "pulled back" and guard.last_seen == {"old": guard.retention().kl}
+    assert guard.control.pulled_back.outcome == "pulled back" and guard.control.last_seen == {
+        "old": guard.retention().kl
+    }
     assert "beyond the tolerance" not in str(guard)
     with pytest.warns(
         anchorhold.AnchorholdWarning, match=r"leaves \S+ to this task\. Earlier tasks have used it up\. What"
@@ -647,7 +652,7 @@ def test_a_tolerance_that_is_used_up_is_told_of_before_the_next_task_and_after_i
         learn(model, optimizer, 100)
     with pytest.warns(anchorhold.AnchorholdWarning, match=r"nearly all that was learned is undone"):
         found = guard.pull_back()
-    assert found.is_undone and found is guard.pulled_back
+    assert found.is_undone and found is guard.control.pulled_back
     assert "0.0499 were lost before the first step of this task" in str(found)
 
 
@@ -689,7 +694,7 @@ def test_a_task_that_was_taken_in_is_diagnosed_as_it_was_before():
         for name, parameter in guard.parameters.items():
             parameter.lerp_(guard.anchor[name], 0.8)
     guard.consolidate([batch(9)])
-    before = str(guard.pulled_back)
+    before = str(guard.control.pulled_back)
     assert "a look at some of the kept inputs in training had found" in before and "begin weaker" in before
     assert str(guard.pull_back()) == before
 
@@ -715,7 +720,7 @@ def test_what_a_state_was_saved_with_is_not_kept_anew_in_the_middle_of_its_task(
     again = anchorhold.Guard(model, anchorhold.Fisher(), tolerance=0.05)
     with pytest.warns(anchorhold.AnchorholdWarning, match="saved with the kept set 'old'"):
         again.load_state_dict(guard.state_dict())
-    with pytest.raises(anchorhold.OrderError, match="what a half-trained model says"):
+    with pytest.raises(anchorhold.errors.OrderError, match="what a half-trained model says"):
         again.keep([batch(5)], "old")
     again.kept.drop("old")
     again.keep([batch(5, 16)], "old")  # asked for
@@ -741,7 +746,7 @@ def test_a_state_means_the_same_where_defaults_are_others():
     again.kept.add(guard.kept["old"])
     again.load_state_dict(state)
     assert again._core.state.driving.damping == 0.01
-    assert again._core.state.tolerance.start_in(again.form) == 0.3
+    assert again._core.state.tolerance.start_in(again.options.form) == 0.3
 
 
 def test_going_back_says_how_sure_it_is():
@@ -779,7 +784,9 @@ def test_a_single_kept_sample_is_told_of():
         guard.keep([tuple(part[:1] for part in batch(5))], "old")
     with pytest.warns(anchorhold.AnchorholdWarning, match="The kept set 'old' is a single sample, which tells nothing"):
         assert not guard.pull_back().is_sure
-    anchorhold.Guard(net(), anchorhold.Fisher(), 1.0).keep([tuple(part[:1] for part in batch(5))])  # nothing is met
+    anchorhold.Guard(net(), anchorhold.Fisher(), strength=1.0).keep(
+        [tuple(part[:1] for part in batch(5))]
+    )  # nothing is met
 
 
 @pytest.mark.parametrize("count", [3, FEW - 1])
@@ -791,7 +798,7 @@ def test_so_few_kept_samples_that_their_spread_says_nothing_are_told_of(count):
         guard.keep([batch(5, count)], "old")
     assert guard.kept["old"].samples == count
     guard.keep([batch(6, FEW)], "enough")
-    anchorhold.Guard(net(), anchorhold.Fisher(), 1.0).keep([batch(5, count)])  # nothing is met
+    anchorhold.Guard(net(), anchorhold.Fisher(), strength=1.0).keep([batch(5, count)])  # nothing is met
 
 
 def test_a_strength_that_sgd_bears_no_more_of_is_told_of_once():

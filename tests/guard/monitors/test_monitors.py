@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from anchorhold import Guard
+from anchorhold import Guard, GuardOptions
 from anchorhold.errors import AnchorholdWarning, ConfigurationError, warn
 from anchorhold.guard.monitors import MONITORS, Monitor, register_monitor
 
@@ -16,7 +16,7 @@ def trained(monitors, steps=20):
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     inputs, targets = torch.randn(16, 3), torch.randint(2, (16,))
-    guard = Guard(model, "EWC", 1e-3, implicit=False, monitors=monitors)
+    guard = Guard(model, "EWC", strength=1e-3, options=GuardOptions(implicit=False), monitors=monitors)
     guard.consolidate([(inputs, targets)])
     guard.strength = 1e4
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

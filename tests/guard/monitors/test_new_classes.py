@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 import anchorhold
 from anchorhold.guard.task_classes import LOOKED_AT
 from tests import helpers
+from tests.helpers import grouped
 
 ALL_NEW = r"classes of this task \(3 to 5\) are all new: none of those consolidated before \(0 to 2\)"
 network = partial(helpers.network, 4, 16, 6, activation=nn.ReLU, dtype=torch.float32)
@@ -30,7 +31,7 @@ def train(model, optimizer, data, steps, loss=cross_entropy):
 
 def after_a_task(measure, classes=(0, 1, 2), steps=50, **options):
     model = network()
-    guard = anchorhold.Guard(model, measure, strength=0.01, from_scratch=True, **options)
+    guard = anchorhold.Guard(model, measure, strength=0.01, from_scratch=True, **grouped(**options))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     guard.attach(optimizer)
     data = samples(classes)

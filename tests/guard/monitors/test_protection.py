@@ -8,13 +8,14 @@ from torch import nn
 
 import anchorhold
 from tests.guard.helpers import batch, consolidated, loss, net, train
+from tests.helpers import grouped
 
 NOTHING_YET = "error:This guard holds nothing yet"
 """The tests ignore it, since most of them begin from scratch."""
 
 
 def attached(model, *measure, **options):
-    guard = anchorhold.Guard(model, *measure, **options)
+    guard = anchorhold.Guard(model, *measure, **grouped(**options))
     optimizer = torch.optim.Adam(model.parameters())
     guard.attach(optimizer)
     return guard, optimizer

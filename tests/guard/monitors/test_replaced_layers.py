@@ -10,12 +10,13 @@ from torch import nn
 
 import anchorhold
 from tests.guard.helpers import batch, net, train, weights
+from tests.helpers import grouped
 
 TOLD = r"has other parameters than those that were consolidated as '2\.weight', '2\.bias'.* pulled .*guard\.forget\(\)"
 
 
 def after_a_task(model, **options):
-    guard = anchorhold.Guard(model, options.pop("measure", anchorhold.Fisher()), 0.5, **options)
+    guard = anchorhold.Guard(model, options.pop("measure", anchorhold.Fisher()), strength=0.5, **grouped(**options))
     guard.consolidate([batch(9)])
     return guard
 
@@ -40,7 +41,7 @@ def test_a_layer_in_anothers_place_is_told_of_once(options):
     with pytest.warns(anchorhold.AnchorholdWarning, match=TOLD) as told:
         go_on(model, guard)
     assert len(told) == 1
-    guard.restart_task()
+    guard.gradients.restart_task()
     go_on(model, guard)  # it is not told again
 
 
@@ -145,13 +146,13 @@ def test_a_guard_that_is_loaded_into_a_new_model_tells_of_its_file_alone(tmp_pat
     model = net()
     after_a_task(model).save(tmp_path / "guard")
     fresh = net(seed=1)
-    guard = anchorhold.Guard(fresh, anchorhold.Fisher(), 0.5)
+    guard = anchorhold.Guard(fresh, anchorhold.Fisher(), strength=0.5)
     guard.load(tmp_path / "guard")
     with pytest.warns(anchorhold.AnchorholdWarning, match="was saved with") as told:
         go_on(fresh, guard)
     assert len(told) == 1
     fresh = net(seed=1)
-    guard = anchorhold.Guard(fresh, anchorhold.Fisher(), 0.5)
+    guard = anchorhold.Guard(fresh, anchorhold.Fisher(), strength=0.5)
     guard.load(tmp_path / "guard")
     fresh.load_state_dict(model.state_dict(), assign=True)
     go_on(fresh, guard)
@@ -168,7 +169,7 @@ def test_a_compiled_model_has_the_same_layers():
 def test_layers_that_nothing_holds_are_passed_over():
     """One that was never trained has no importance along the path."""
     model = net()
-    guard = anchorhold.Guard(model, anchorhold.SOS(), 0.5, from_scratch=True)
+    guard = anchorhold.Guard(model, anchorhold.SOS(), strength=0.5, from_scratch=True)
     optimizer = torch.optim.SGD(model[:2].parameters(), lr=0.1)
     with warnings.catch_warnings(action="ignore", category=anchorhold.AnchorholdWarning):
         guard.attach(optimizer)
@@ -279,7 +280,7 @@ def test_a_small_head_that_is_another_than_a_files_is_told_of(tmp_path):
     model[0].weight.data.mul_(1000)
     after_a_task(model).save(tmp_path / "guard.safetensors")
     model[2] = another(model)
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), 0.5)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=0.5)
     guard.load(tmp_path / "guard.safetensors")
     with pytest.warns(anchorhold.AnchorholdWarning, match=TOLD) as told:
         go_on(model, guard)

@@ -8,6 +8,7 @@ from torch import nn
 
 import anchorhold
 from tests.guard.helpers import batch, loss, net
+from tests.helpers import grouped
 
 
 class Plain(torch.optim.Optimizer):
@@ -26,7 +27,7 @@ class Plain(torch.optim.Optimizer):
 def trained(kind, strength, steps, lr=0.1, **settings):
     """A guard whose model has learned something else, in so many steps."""
     model = net()
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength, **settings)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=strength, **grouped(**settings))
     guard.consolidate([batch(9)])
     optimizer = kind(model.parameters(), lr=lr)
     guard.attach(optimizer)
@@ -64,7 +65,7 @@ def test_training_that_goes_well_is_not(kind):
 
 def test_weights_that_go_as_far_without_a_pull_are_not():
     model = net()
-    guard = anchorhold.Guard(model, "fine-tune", 1.0)
+    guard = anchorhold.Guard(model, "fine-tune", strength=1.0)
     guard.consolidate()
     guard.attach(optimizer := Plain(model.parameters(), lr=1.0))
     for _ in range(20):
@@ -90,7 +91,7 @@ class Scaled(nn.Module):
 def test_nor_are_weights_that_were_small_where_they_are_held(kind):
     """A scale that has hardly been trained, at 1e-6, ends a thousand times its size away where nothing overshoots."""
     model = Scaled(1e-6)
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), 1.0, protect="scale")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=1.0, protect="scale")
     guard.consolidate([batch(9)])
     guard.attach(optimizer := kind(model.parameters(), lr=0.1))
     for seed in range(40):
@@ -102,7 +103,7 @@ def test_nor_are_weights_that_were_small_where_they_are_held(kind):
 
 def test_two_optimisers_are_looked_at_each_by_itself():
     model = net()
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), 3e3)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=3e3)
     guard.consolidate([batch(9)])
     first, *others = model.parameters()
     optimizers = [Plain([first], lr=0.1), Plain(others, lr=0.1)]
@@ -121,15 +122,17 @@ def test_two_optimisers_are_looked_at_each_by_itself():
 
 def test_a_gradient_that_is_no_number_since_weights_have_run_away_blames_no_batch():
     model = net()
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), 1.0)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=1.0)
     guard.consolidate([batch(9)])
     optimizer = Plain(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     loss(model, batch(0)).backward()
     first = next(model.parameters())
     first.grad.fill_(float("nan"))
-    with pytest.raises(anchorhold.NotFiniteError, match=r"go on without it\.$"):  # it may well be the batch
+    with pytest.raises(anchorhold.errors.NotFiniteError, match=r"go on without it\.$"):  # it may well be the batch
         optimizer.step()
     nn.init.constant_(first, 1e30)
-    with pytest.raises(anchorhold.NotFiniteError, match=r"Weights are \S+ times their own size away .* no batch is at"):
+    with pytest.raises(
+        anchorhold.errors.NotFiniteError, match=r"Weights are \S+ times their own size away .* no batch is at"
+    ):
         optimizer.step()

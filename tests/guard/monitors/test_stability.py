@@ -13,6 +13,7 @@ from anchorhold.guard.monitor import FIRST_STEPS as STEPS
 from anchorhold.guard.monitor import LATER_STEP as LATER
 from anchorhold.guard.stepping.optimizers.effective_rate import largest_curvature, rounded_down
 from tests.guard.sam import SAM
+from tests.helpers import grouped
 
 SETTINGS = [
     {},
@@ -42,7 +43,9 @@ def test_the_bound_is_where_sgd_on_a_quadratic_begins_to_diverge(settings, share
 def trained(strength, optimizer=torch.optim.SGD, steps=1, implicit=False, **settings):
     """Train a model beside an anchor of importance 1, with a gradient of nothing but the hold."""
     model = nn.Linear(3, 2).double()
-    guard = anchorhold.Guard(model, anchorhold.L2(), strength, implicit=implicit)
+    guard = anchorhold.Guard(
+        model, anchorhold.L2(), strength=strength, options=anchorhold.GuardOptions(implicit=implicit)
+    )
     guard.consolidate()
     guard.attach(built := optimizer(model.parameters(), **settings))
     with torch.no_grad():
@@ -97,7 +100,7 @@ def test_optimisers_without_such_a_bound_are_not_told():
 
 def test_a_guard_that_only_observes_is_not_told():
     model = nn.Linear(3, 2)
-    guard = anchorhold.Guard(model, anchorhold.L2(), 1e6)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength=1e6)
     guard.consolidate()
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1), hold=False)
     model(torch.ones(1, 3)).sum().backward()
@@ -106,7 +109,7 @@ def test_a_guard_that_only_observes_is_not_told():
 
 def test_closures_are_told_too():
     model = nn.Linear(3, 2)
-    guard = anchorhold.Guard(model, anchorhold.L2(), 11.0, implicit=False)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength=11.0, options=anchorhold.GuardOptions(implicit=False))
     guard.consolidate()
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -132,7 +135,7 @@ def test_by_default_it_does_not_and_nothing_is_told():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model, _, guard = trained(15.0, lr=0.1, steps=300, implicit=None)
-    assert guard.implicit and torch.equal(model.weight, guard.anchor["weight"])
+    assert guard.options.implicit and torch.equal(model.weight, guard.anchor["weight"])
 
 
 def test_a_pull_after_the_step_is_advised():
@@ -142,7 +145,7 @@ def test_a_pull_after_the_step_is_advised():
 
 def test_the_sgd_inside_sam_is_looked_at_too():
     model = nn.Linear(3, 2)
-    guard = anchorhold.Guard(model, anchorhold.L2(), 11.0, implicit=False)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength=11.0, options=anchorhold.GuardOptions(implicit=False))
     guard.consolidate()
     guard.attach(optimizer := SAM(model.parameters(), torch.optim.SGD, lr=0.1))
 
@@ -165,7 +168,7 @@ def test_what_is_advised_is_rounded_down(value, expected):
 
 def test_a_schedule_is_told_of_once():
     model = nn.Linear(3, 2)
-    guard = anchorhold.Guard(model, anchorhold.L2(), 15.0, implicit=False)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength=15.0, options=anchorhold.GuardOptions(implicit=False))
     guard.consolidate()
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
@@ -184,14 +187,14 @@ def test_a_schedule_is_told_of_once():
 
 def test_what_is_not_trained_or_was_forgotten_is_not_told_of():
     @dataclasses.dataclass(frozen=True)
-    class FirstAlone(anchorhold.WeightMeasure):
+    class FirstAlone(anchorhold.measures.WeightMeasure):
         choose_when = "never"
 
         def importance(self, parameter):
             return torch.full_like(parameter, 1000.0 if parameter.shape[0] == 5 else 0.1)
 
     model = nn.ModuleList([nn.Linear(3, 5), nn.Linear(3, 2)])
-    guard = anchorhold.Guard(model, FirstAlone(), 0.1)
+    guard = anchorhold.Guard(model, FirstAlone(), strength=0.1)
     guard.consolidate()
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
     model[1](torch.ones(1, 3)).sum().backward()
@@ -207,7 +210,7 @@ def left_for_a_second_task(strength, form="diagonal", steps=STEPS, **settings):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
     x, y = torch.randn(64, 6, dtype=torch.float64), torch.randint(0, 3, (64,))
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength, form=form, **settings)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=strength, form=form, **grouped(**settings))
     guard.consolidate([(x, y)])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     parts = []
@@ -250,7 +253,7 @@ def test_it_is_told_of_layers_that_are_held_as_maps_with_their_batch_norms():
     x, y = 100 * torch.randn(64, 6, dtype=torch.float64), torch.randint(0, 3, (64,))
     for _ in range(100):
         model(x)
-    guard = anchorhold.Guard(model.eval(), anchorhold.Fisher(), 1e8, batch_norm="fold", protect=["0.*", "1.*"])
+    guard = anchorhold.Guard(model.eval(), anchorhold.Fisher(), strength=1e8, batch_norm="fold", protect=["0.*", "1.*"])
     guard.consolidate([(x, y)])
     guard.attach(optimizer := torch.optim.Adam(model.parameters(), lr=1e-3))
 
@@ -270,7 +273,7 @@ def test_it_is_told_with_a_closure_and_where_a_rate_has_warmed_up(how):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
     x, y = torch.randn(64, 6, dtype=torch.float64), torch.randint(0, 3, (64,))
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), 1e8)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=1e8)
     guard.consolidate([(x, y)])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     guard.attach(optimizer)

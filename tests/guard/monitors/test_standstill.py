@@ -9,6 +9,7 @@ from torch import nn
 import anchorhold
 from anchorhold.guard.monitor import FIRST_STEPS as STEPS
 from anchorhold.guard.monitor import LATER_STEP as LATER
+from tests.helpers import grouped
 
 X, Y = torch.randn(64, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), torch.arange(64) % 3
 
@@ -17,7 +18,7 @@ def held(strength, form="diagonal", optimizer="SGD", lr=0.1, **settings):
     """A guard that holds a small network, and a function that takes steps of another task."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength, form=form, **settings)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=strength, form=form, **grouped(**settings))
     guard.consolidate([(X, Y)])
     steps = getattr(torch.optim, optimizer)(model.parameters(), lr=lr)
     guard.attach(steps)
@@ -53,7 +54,7 @@ def test_what_is_left_is_what_the_formula_leaves():
     """Of one weight, 1 / (1 + 2ηcω)."""
     model = nn.Linear(1, 2, bias=False).double()
     nn.init.zeros_(model.weight)
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), 1e4)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=1e4)
     guard.consolidate([torch.ones(1, 1, dtype=torch.float64)])  # ω = p(1 - p) = 1/4 for both
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)

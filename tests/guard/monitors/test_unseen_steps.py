@@ -48,7 +48,7 @@ def test_optimisers_of_single_parameters_that_step_within_backward_are_seen_wher
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
             guard.attach(optimizer)
             train(model, optimizer, steps=5)
-            return weights(model), guard.path.steps
+            return weights(model), guard.gradients.path.steps
         optimizers = {p: torch.optim.AdamW([p], lr=0.01) for p in model.parameters()}
         guard.attach(*optimizers.values())
 
@@ -60,7 +60,7 @@ def test_optimisers_of_single_parameters_that_step_within_backward_are_seen_wher
             parameter.register_post_accumulate_grad_hook(step)
         for i in range(5):
             loss(model, batch(i)).backward()
-        return weights(model), guard.path.steps
+        return weights(model), guard.gradients.path.steps
 
     (found, steps), (expected, counted) = ended(within_backward=True), ended(within_backward=False)
     assert steps == counted == 5
@@ -84,7 +84,7 @@ def test_deepspeeds_flat_copies_are_refused_or_told():
     guard.attach(optimizer)
     as_zero_has_them(model, optimizer)
     with pytest.raises(
-        anchorhold.OptimizerError, match=r"DeepSpeed's ZeRO.*engine.backward\(loss \+ guard.penalty\(\)\)"
+        anchorhold.errors.OptimizerError, match=r"DeepSpeed's ZeRO.*engine.backward\(loss \+ guard.penalty\(\)\)"
     ):
         optimizer.step()
     guard.detach()
@@ -107,7 +107,7 @@ def test_deepspeeds_empty_parameters_are_refused():
         guard.penalty, lambda: guard.attach(optimizer), lambda: guard.consolidate([batch(9)]), lambda: guarded(model),
     ]  # fmt: skip
     for ask in asked:
-        with pytest.raises(anchorhold.ModelError, match=r"partitioned by DeepSpeed's ZeRO 3.*Use ZeRO 1 or 2"):
+        with pytest.raises(anchorhold.errors.ModelError, match=r"partitioned by DeepSpeed's ZeRO 3.*Use ZeRO 1 or 2"):
             ask()
     assert guard.tasks == 1
 
@@ -183,7 +183,7 @@ def test_a_step_that_raised_is_over():
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
     loss(model, batch(0)).backward()
     model[0].weight.grad[0, 0] = torch.nan
-    with pytest.raises(anchorhold.NotFiniteError):
+    with pytest.raises(anchorhold.errors.NotFiniteError):
         optimizer.step()
     with pytest.warns(anchorhold.AnchorholdWarning, match="is not attached"):
         train(model, torch.optim.AdamW(model.parameters()))
@@ -321,7 +321,7 @@ def test_sam_by_its_closure_with_its_base_attached_is_not_told_of():
     for _ in range(3):
         closure()
         optimizer.step(closure)
-    assert guard.path.steps == 3
+    assert guard.gradients.path.steps == 3
 
 
 def sam_in_two_steps(model, optimizer, steps=3):
@@ -351,7 +351,7 @@ def test_all_three_copied_together_are_held():
         copied, its_optimizer, its_guard = copy.deepcopy((model, optimizer, guard))
     its_guard.attach(its_optimizer)
     train(copied, its_optimizer)
-    assert its_guard.path.steps == 3
+    assert its_guard.gradients.path.steps == 3
 
 
 def test_other_models_of_the_same_shape_are_nobodys_business():

@@ -14,13 +14,14 @@ from safetensors.torch import load_file, save_file
 import anchorhold
 from anchorhold.whole_files import content_digest
 from tests.guard.helpers import batch, loss, net
+from tests.helpers import grouped
 
 OLD = Path(__file__).parent / "saved_by_0.1.0" / "SI.safetensors"
 
 
 def trained(measure=None, tasks=1, **options):
     model = net()
-    guard = anchorhold.Guard(model, measure or anchorhold.SI(), 2.0, **options)
+    guard = anchorhold.Guard(model, measure or anchorhold.SI(), strength=2.0, **grouped(**options))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     for task in range(tasks + 1):
@@ -44,7 +45,7 @@ def same(one, two):
 
 def refused(guard, load, message=None):
     before = own(guard.state_dict())
-    with pytest.raises(anchorhold.StateError, match=message):
+    with pytest.raises(anchorhold.errors.StateError, match=message):
         load()
     assert same(guard.state_dict(), before) and guard.state_dict()["tensors"].keys() == before["tensors"].keys()
 
@@ -226,7 +227,7 @@ def test_files_of_the_first_version_are_checked_too(change, tmp_path):
 
 def test_negative_totals_are_right_where_the_total_is_clamped():
     guard = trained(anchorhold.SI(clamp="total"), tasks=0)
-    for tensor in guard.path.running["SI"]["path"].values():
+    for tensor in guard.gradients.path.running["SI"]["path"].values():
         tensor.fill_(-1.0)
     guard.consolidate()
     state = own(guard.state_dict())
@@ -252,12 +253,12 @@ def test_matrices_are_checked_as_diagonals_are(form):
 
 
 def test_a_running_state_that_training_has_made_nan_still_loads(tmp_path):
-    """It was saved so; the next consolidation says so, and restart_task() helps."""
+    """It was saved so; the next consolidation says so, and gradients.restart_task() helps."""
     guard = trained()
-    next(iter(guard.path.running["SI"]["path"].values())).fill_(float("nan"))
+    next(iter(guard.gradients.path.running["SI"]["path"].values())).fill_(float("nan"))
     guard.save(tmp_path / "guard")
     guard.load(tmp_path / "guard")
-    with pytest.raises(anchorhold.NotFiniteError, match="restart_task"):
+    with pytest.raises(anchorhold.errors.NotFiniteError, match="restart_task"):
         guard.consolidate()
 
 

@@ -22,7 +22,14 @@ def trained_guard(name):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = anchorhold.Guard(model, name, strength=3.0, decay=0.9, watch=[] if name == "SI" else ["SI"], implicit=False)
+    guard = anchorhold.Guard(
+        model,
+        name,
+        strength=3.0,
+        decay=0.9,
+        watch=[] if name == "SI" else ["SI"],
+        options=anchorhold.GuardOptions(implicit=False),
+    )
     guard.attach(optimizer)
     generator = torch.Generator().manual_seed(1)
     data = [(torch.randn(8, 3, generator=generator), torch.randint(2, (8,), generator=generator)) for _ in range(4)]
@@ -30,7 +37,7 @@ def trained_guard(name):
     def train():
         for x, y in data:
             optimizer.zero_grad()
-            guard.observe_independent(F.cross_entropy(model(x.flip(0) + 1), y), samples=8)
+            guard.gradients.independent(F.cross_entropy(model(x.flip(0) + 1), y), samples=8)
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
 
@@ -45,7 +52,7 @@ LATER = {"ALASSO", "RWalk", "RWalk-batch", "online-EWC"}
 
 
 def test_there_is_one_of_every_measure():
-    assert {path.stem for path in FILES} == set(anchorhold.measures()) - LATER
+    assert {path.stem for path in FILES} == set(anchorhold.measures.default_measures()) - LATER
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

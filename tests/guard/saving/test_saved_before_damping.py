@@ -10,13 +10,14 @@ import torch.nn.functional as F
 import anchorhold
 from anchorhold.errors import AnchorholdWarning, StateError
 from anchorhold.guard.state import files as state_files
+from tests.helpers import grouped
 
 FILES = sorted((Path(__file__).parent / "saved_before_damping").glob("*.safetensors"))
 FORMS = {
     "rotated": anchorhold.Rotated,
-    "rotated16": anchorhold.Rotated16,
+    "rotated16": anchorhold.forms.Rotated16,
     "kronecker": anchorhold.Kronecker,
-    "kronecker16": anchorhold.Kronecker16,
+    "kronecker16": anchorhold.forms.Kronecker16,
 }
 
 
@@ -28,7 +29,7 @@ class Training:
         self.model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         settings = {"strength": 3.0, "decay": 0.9, "from_scratch": True}
-        self.guard = anchorhold.Guard(self.model, "EWC", form=form, **settings)
+        self.guard = anchorhold.Guard(self.model, "EWC", form=form, **grouped(**settings))
         self.guard.attach(self.optimizer)
         drawn = torch.Generator().manual_seed(1)
         self.data = [(torch.randn(8, 3, generator=drawn), torch.randint(2, (8,), generator=drawn)) for _ in range(4)]
@@ -66,10 +67,10 @@ def test_they_go_on_as_they_were_made_whether_the_form_is_given_by_name_or_said(
             torch.testing.assert_close(tensor, made["tensors"][key], **close)
     said.guard.load(path)  # without a word
     with pytest.warns(
-        AnchorholdWarning, match=rf"damping=0.0.*has damping=0.001.*{type(said.guard.form).__name__}\(dam"
+        AnchorholdWarning, match=rf"damping=0.0.*has damping=0.001.*{type(said.guard.options.form).__name__}\(dam"
     ):
         named.guard.load(path)
-    assert named.guard.form == said.guard.form
+    assert named.guard.options.form == said.guard.options.form
     named.model.load_state_dict(said.model.state_dict())
     ends = [copy.deepcopy(each.on().guard.state_dict()) for each in (said, named)]
     assert ends[0]["tensors"].keys() == ends[1]["tensors"].keys()
@@ -86,7 +87,7 @@ def test_what_is_made_now_says_its_damping_and_the_name_takes_either(tmp_path):
     with pytest.warns(AnchorholdWarning, match=r"damping=0\.0"):
         again.guard.load(FILES[[path.stem for path in FILES].index("rotated")])
     again.guard.load(tmp_path / "new")  # without a word: it is what the name means
-    assert again.guard.form == anchorhold.Rotated()
+    assert again.guard.options.form == anchorhold.Rotated()
 
 
 def test_a_form_that_says_its_damping_is_refused_another_with_what_to_give(tmp_path):
@@ -102,7 +103,7 @@ def test_a_form_that_says_its_damping_is_refused_another_with_what_to_give(tmp_p
     broken = {**state_files.read(path), "tasks": 7, "parameters": ["of another model"]}
     with pytest.raises(StateError):
         by_name.guard.load_state_dict(broken)
-    assert by_name.guard.form == anchorhold.Rotated()  # as it was before
+    assert by_name.guard.options.form == anchorhold.Rotated()  # as it was before
     for key, tensor in other.guard.state_dict()["tensors"].items():
         assert torch.equal(tensor, before["tensors"][key])
     assert "with a damping" not in repr(other.guard)

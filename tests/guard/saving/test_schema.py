@@ -27,20 +27,20 @@ def content(path):
 
 
 def averaged():
-    guard = anchorhold.Guard(net(), anchorhold.MAS(average=True), 1.0)
+    guard = anchorhold.Guard(net(), anchorhold.MAS(average=True), strength=1.0)
     guard.consolidate([batch(0)])
     return guard
 
 
 def embedding():
     model = nn.Sequential(nn.Embedding(4, 3), nn.Flatten(), nn.Linear(6, 2)).double()
-    guard = anchorhold.Guard(model, "EWC", 1.0, form="kronecker")
+    guard = anchorhold.Guard(model, "EWC", strength=1.0, form="kronecker")
     guard.consolidate([(torch.randint(4, (8, 2)), torch.randint(2, (8,)))])
     return guard
 
 
 def changed_strength():
-    guard = anchorhold.Guard(net(), "L2", 1.0)
+    guard = anchorhold.Guard(net(), "L2", strength=1.0)
     guard.consolidate()
     guard.strength = 2.0
     return guard
@@ -80,9 +80,9 @@ def test_a_warning_that_is_an_error_changes_nothing():
 
 
 def test_a_checksum_of_weights_that_is_no_number_is_refused():
-    guard = anchorhold.Guard(net(), "EWC-empirical", 1.0)
-    guard.watch_only([batch(0), batch(1)])
+    guard = anchorhold.Guard(net(), "EWC-empirical", strength=1.0)
+    guard.gradients.microbatches([batch(0), batch(1)])
     state = guard.state_dict()
     state["watched"] = {**state["watched"], "weights": "text"}
-    with pytest.raises(anchorhold.StateError, match=r"what watch_only\(\) has seen is not whole"):
+    with pytest.raises(anchorhold.errors.StateError, match=r"what gradients.microbatches\(\) has seen is not whole"):
         guard.load_state_dict(state)

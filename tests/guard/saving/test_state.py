@@ -16,19 +16,20 @@ from torch import nn
 import anchorhold
 from anchorhold.whole_files import content_digest
 from tests.guard.helpers import batch, loss, net, weights
+from tests.helpers import grouped
 
 WATCH = ["SIU", "SIB", "SOS", "posterior", "EWC-sampled", "MAS", "L2", "magnitude"]
 
 
 def make_guard(model, **options):
-    return anchorhold.Guard(model, anchorhold.SI(clamp="total"), strength=2.0, watch=WATCH, **options)
+    return anchorhold.Guard(model, anchorhold.SI(clamp="total"), strength=2.0, watch=WATCH, **grouped(**options))
 
 
 def steps(model, guard, optimizer, seeds):
     for seed in seeds:
         optimizer.zero_grad()
         loss(model, batch(seed)).backward()
-        guard.observe_independent(loss(model, batch(1000 + seed)))
+        guard.gradients.independent(loss(model, batch(1000 + seed)))
         optimizer.step()
 
 
@@ -71,13 +72,13 @@ def test_a_continued_run_is_the_same_run(tmp_path, stop_after, through_file):
     for label, task in plain_found.items():
         for name, value in task.importance.items():
             assert torch.equal(again_found[label].importance[name], value), label
-        for name, value in plain.importance_of(label).items():
-            assert torch.equal(again.importance_of(label)[name], value), label
+        for name, value in plain.held.of(label).items():
+            assert torch.equal(again.held.of(label)[name], value), label
 
 
 def refused(guard, path, message):
     before = (copy.deepcopy(guard.anchor), copy.deepcopy(guard.importance), guard.strength, guard.tasks)
-    with pytest.raises(anchorhold.StateError, match=message):
+    with pytest.raises(anchorhold.errors.StateError, match=message):
         guard.load(path)
     assert all(torch.equal(guard.anchor[k], v) for k, v in before[0].items())
     assert all(torch.equal(guard.importance[k], v) for k, v in before[1].items())
@@ -97,20 +98,20 @@ def saved(tmp_path):
 
 
 def test_a_run_whose_strength_follows_a_schedule_resumes_without_a_word(tmp_path):
-    guard = anchorhold.Guard(net(), "L2", 1.0)
+    guard = anchorhold.Guard(net(), "L2", strength=1.0)
     guard.consolidate()
     for step in range(3):
         guard.strength = 2.0 + step
     guard.save(tmp_path / "guard")
     for given in (1.0, 4.0, None):  # as it was made, as it is, and nothing: a warning would be an error here
-        again = anchorhold.Guard(net(), "L2", given)
+        again = anchorhold.Guard(net(), "L2", strength=given)
         again.load(tmp_path / "guard")
         again.save(tmp_path / "again")
         assert again.strength == 4.0
-    third = anchorhold.Guard(net(), "L2", 1.0)
+    third = anchorhold.Guard(net(), "L2", strength=1.0)
     third.load(tmp_path / "again")
     with pytest.warns(anchorhold.AnchorholdWarning, match="This guard was made with strength=3"):
-        anchorhold.Guard(net(), "L2", 3.0).load(tmp_path / "guard")
+        anchorhold.Guard(net(), "L2", strength=3.0).load(tmp_path / "guard")
 
 
 def test_a_state_that_brings_another_strength_says_so(saved):
@@ -119,7 +120,7 @@ def test_a_state_that_brings_another_strength_says_so(saved):
         guard.load(path)
     guard.load(path)  # which changes nothing any more
     for options in ({"strength": 2.0}, {}):
-        anchorhold.Guard(guard.model, anchorhold.Fisher(), **options).load(path)
+        anchorhold.Guard(guard.model, anchorhold.Fisher(), **grouped(**options)).load(path)
     with pytest.warns(anchorhold.AnchorholdWarning, match="made with relative_strength=5, and the state .* strength=2"):
         anchorhold.Guard(guard.model, anchorhold.Fisher(), relative_strength=5.0).load(path)
 
@@ -140,7 +141,7 @@ def test_files_of_no_use_are_refused_and_nothing_is_lost(saved, tmp_path):
 
 def test_a_folder_that_is_missing_is_named(saved, tmp_path):
     guard, _ = saved
-    with pytest.raises(anchorhold.StateError, match=r"There is no folder '.*nowhere', so no state was written"):
+    with pytest.raises(anchorhold.errors.StateError, match=r"There is no folder '.*nowhere', so no state was written"):
         guard.save(tmp_path / "nowhere" / "guard.safetensors")
 
 
@@ -149,7 +150,7 @@ def test_a_folder_in_a_files_place_is_named_and_stays_empty(saved, tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     with pytest.raises(
-        anchorhold.StateError, match="is a folder, so no state was written; expected the path of a file"
+        anchorhold.errors.StateError, match="is a folder, so no state was written; expected the path of a file"
     ):
         guard.save(folder)
     assert not any(folder.iterdir())
@@ -253,7 +254,7 @@ def test_a_state_that_is_loaded_in_inference_mode_serves_in_training(saved):
 
 
 @dataclasses.dataclass(frozen=True)
-class Weighted(anchorhold.WeightMeasure):
+class Weighted(anchorhold.measures.WeightMeasure):
     """A measure of one's own with a setting that JSON has no word for."""
 
     choose_when: ClassVar[str] = "never"
@@ -272,7 +273,7 @@ def test_a_setting_that_is_a_tuple_comes_back(tmp_path):
     again.load(tmp_path / "guard.safetensors")
     assert again.tasks == 1
     other = anchorhold.Guard(model, Weighted(factors=(0.5, 3.0)))
-    with pytest.raises(anchorhold.StateError, match="same measures and settings"):
+    with pytest.raises(anchorhold.errors.StateError, match="same measures and settings"):
         other.load(tmp_path / "guard.safetensors")
 
 
@@ -296,7 +297,7 @@ def test_a_copy_of_a_subclass_has_what_is_its_own(how):
 def test_a_setting_that_no_file_holds_is_named():
     guard = anchorhold.Guard(net(), Weighted(factors=[torch.tensor(0.5)]))
     with pytest.raises(
-        anchorhold.ConfigurationError, match=r"settings of Weighted are .*factors.*a saved state can hold"
+        anchorhold.errors.ConfigurationError, match=r"settings of Weighted are .*factors.*a saved state can hold"
     ):
         guard.state_dict()
 
@@ -307,15 +308,15 @@ def test_a_setting_that_no_file_holds_is_named():
 def test_a_copy_is_attached_to_nothing_and_says_so(how):
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = anchorhold.Guard(model, "SOS", 2.0)
+    guard = anchorhold.Guard(model, "SOS", strength=2.0)
     guard.attach(optimizer)
     loss(model, batch(0)).backward()
     optimizer.step()
     guard.consolidate()
     with pytest.warns(anchorhold.AnchorholdWarning, match=r"attached to nothing. Call attach\(\) on the copy"):
         model_2, optimizer_2, guard_2 = how((model, optimizer, guard))
-    with pytest.raises(anchorhold.OrderError, match="before attach"):
-        guard_2.observe(loss(model_2, batch(1)))
+    with pytest.raises(anchorhold.errors.OrderError, match="before attach"):
+        guard_2.gradients.observe(loss(model_2, batch(1)))
     guard_2.attach(optimizer_2)
     for each, stepping in ((model, optimizer), (model_2, optimizer_2)):
         with torch.no_grad():
@@ -332,5 +333,7 @@ def test_a_copy_is_attached_to_nothing_and_says_so(how):
 
 def test_the_weights_of_a_model_are_no_state():
     guard = anchorhold.Guard(net(), "EWC", strength=1.0)
-    with pytest.raises(anchorhold.StateError, match=r"'0.weight' in it is no state.*for model\.load_state_dict\(\)"):
+    with pytest.raises(
+        anchorhold.errors.StateError, match=r"'0.weight' in it is no state.*for model\.load_state_dict\(\)"
+    ):
         guard.load_state_dict(guard.model.state_dict())

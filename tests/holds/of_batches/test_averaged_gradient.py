@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import anchorhold
-from anchorhold import AveragedGradient, Reservoir, Ring
+from anchorhold.holds import AveragedGradient, Reservoir, Ring
 from tests import helpers
+from tests.helpers import grouped
 
 X = torch.linspace(-1, 1, 80, dtype=torch.float64).reshape(20, 4).sin()
 Y = torch.arange(20) % 3
@@ -33,7 +34,7 @@ def projected(g, reference):
 
 def started(hold, measure="fine-tune", strength=0.0, **options):
     model = network()
-    guard = anchorhold.Guard(model, measure, strength, holds=[hold], from_scratch=True, **options)
+    guard = anchorhold.Guard(model, measure, strength=strength, holds=[hold], from_scratch=True, **grouped(**options))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     guard.attach(optimizer)
     for _ in range(20):
@@ -117,7 +118,7 @@ def test_measures_see_the_gradient_as_it_was():
     F.cross_entropy(model(X), labels).backward()
     optimizer.step()
     moved = flat(model) - before
-    path = guard.path.running["SI"]["path"]
+    path = guard.gradients.path.running["SI"]["path"]
     found = torch.cat([path[name].flatten() for name, _ in model.named_parameters()])
     torch.testing.assert_close(found, -g * moved)
     assert not torch.allclose(moved, -RATE * g)
@@ -158,7 +159,7 @@ def test_it_keeps_what_fine_tuning_loses():
 
 def test_several_optimisers_are_told_of():
     model = network()
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[AveragedGradient(Ring(2))], from_scratch=True)
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[AveragedGradient(Ring(2))], from_scratch=True)
     first, second = (torch.optim.SGD(layer.parameters(), lr=RATE) for layer in (model[0], model[2]))
     with pytest.warns(anchorhold.AnchorholdWarning, match="'A-GEM' with 2 optimisers"):
         guard.attach(first, second)

@@ -9,10 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import anchorhold
-from anchorhold import DarkExperience, Distillation, Replay, Reservoir, Ring
+from anchorhold import DarkExperience, Distillation, Replay
 from anchorhold.errors import BatchError, ConfigurationError, OrderError
+from anchorhold.holds import Reservoir, Ring
 from anchorhold.tensors.divergence import divergence
 from tests import helpers
+from tests.helpers import grouped
 
 X = torch.linspace(-1, 1, 120, dtype=torch.float64).reshape(40, 3).sin()
 Y = torch.arange(40) % 4
@@ -44,7 +46,9 @@ def step(model, optimizer, x=NEW, y=Y):
 
 def started(hold, measure="EWC", strength=0.0, protect="0.*", **options):
     model = network()
-    guard = anchorhold.Guard(model, measure, strength, protect, holds=[hold], from_scratch=True, **options)
+    guard = anchorhold.Guard(
+        model, measure, strength=strength, protect=protect, holds=[hold], from_scratch=True, **grouped(**options)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     step(model, optimizer, X)
@@ -118,7 +122,7 @@ def test_a_share_beside_a_quadratic_hold_leaves_that_whole():
 def test_a_loss_scale_is_taken_out_of_the_tasks_part_too():
     def moved(scale):
         model = network().float()
-        guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Replay([(X.float(), Y)], share=0.5)])
+        guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[Replay([(X.float(), Y)], share=0.5)])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
         guard.attach(optimizer)
         optimizer.grad_scale, optimizer.found_inf = torch.tensor(scale), torch.tensor(0.0)
@@ -136,14 +140,14 @@ def test_measures_see_no_hold(measure):
     for holds in ([], [Replay(Reservoir(10), share=0.5, size=4), Distillation("new"), DarkExperience(8, size=4)]):
         torch.manual_seed(1)
         model = Heads().double()
-        guard = anchorhold.Guard(model, measure, 1.0, "body*", holds=holds, from_scratch=True)
+        guard = anchorhold.Guard(model, measure, strength=1.0, protect="body*", holds=holds, from_scratch=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         guard.attach(optimizer)
         step(model, optimizer, X)
         guard.consolidate([(X, Y)])
         states = torch.get_rng_state()
         step(model, optimizer)  # with dropout: random states are those of the task's own passes
-        running = guard.path.running.get(measure, {})
+        running = guard.gradients.path.running.get(measure, {})
         found.append([guard.importance["body.weight"], model.norm.running_mean, torch.get_rng_state()])
         found[-1] += [tensors["body.weight"] for state, tensors in running.items() if state != "path"]
         assert not torch.equal(states, torch.get_rng_state())
@@ -155,7 +159,7 @@ def test_random_states_and_statistics_are_left_alone():
     torch.manual_seed(0)
     model = Heads().double()
     hold = Replay([(X, Y)], share=0.5)
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[hold])
     guard.consolidate()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
@@ -170,7 +174,7 @@ def test_the_heads_of_old_tasks_are_replayed_through():
     model = Heads()
     x, y = X.float(), Y
     hold = Replay(Reservoir(16), share=0.5, forward=lambda model, inputs, task: model(inputs, task))
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, "body*", holds=[hold])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, protect="body*", holds=[hold])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     guard.consolidate([(x, y)])
@@ -184,7 +188,7 @@ def test_the_heads_of_old_tasks_are_replayed_through():
 def test_the_way_a_task_was_consolidated_is_the_way_it_is_replayed():
     model = Heads()
     hold = Distillation(8, 1.0)
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, "body*", holds=[hold])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, protect="body*", holds=[hold])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     for task in range(2):
@@ -204,7 +208,7 @@ def test_the_way_a_task_was_consolidated_is_the_way_it_is_replayed():
 def test_learning_without_forgetting_holds_every_old_head():
     model = Heads().eval()
     hold = Distillation("new", 1.0, forward=lambda model, inputs, task: model(inputs, task))
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[hold])
     for _ in range(2):
         guard.consolidate()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -220,7 +224,7 @@ def test_learning_without_forgetting_holds_every_old_head():
 def test_one_way_of_calling_for_all_tasks_counts_once():
     model = Heads().eval()
     guard = anchorhold.Guard(
-        model, "fine-tune", 0.0, holds=[Distillation("new", forward=lambda model, inputs: model(inputs))]
+        model, "fine-tune", strength=0.0, holds=[Distillation("new", forward=lambda model, inputs: model(inputs))]
     )
     for _ in range(2):
         guard.consolidate()
@@ -235,9 +239,9 @@ def test_one_way_of_calling_for_all_tasks_counts_once():
 def test_an_old_model_is_what_was_trainable_and_the_rest_is_shared():
     model = network()
     model[0].requires_grad_(False)
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Distillation([X])])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[Distillation([X])])
     guard.consolidate()
-    assert set(guard.holds[0].before) == {"2.weight", "2.bias"}
+    assert set(guard.options.holds[0].before) == {"2.weight", "2.bias"}
 
 
 def test_a_distilled_model_goes_on_exactly_from_a_saved_state(tmp_path):
@@ -248,7 +252,7 @@ def test_a_distilled_model_goes_on_exactly_from_a_saved_state(tmp_path):
         step(model, optimizer)
     again = network()
     again.load_state_dict(weights)
-    other = anchorhold.Guard(again, "EWC", 0.0, "0.*", holds=[Distillation([X[:9], X[9:20]], 0.7)])
+    other = anchorhold.Guard(again, "EWC", strength=0.0, protect="0.*", holds=[Distillation([X[:9], X[9:20]], 0.7)])
     other.load(tmp_path / "guard")
     optimizer = torch.optim.SGD(again.parameters(), lr=0.1)
     optimizer.load_state_dict(state)
@@ -263,18 +267,20 @@ def test_a_guards_file_carries_no_training_data_and_a_buffers_does(tmp_path):
     model, optimizer, guard = started(Replay(Reservoir(12), share=0.5, size=4))
     guard.save(tmp_path / "guard")
     assert b"leaf" not in (tmp_path / "guard").read_bytes()
-    guard.holds[0].buffer.save(tmp_path / "buffer")
+    guard.options.holds[0].buffer.save(tmp_path / "buffer")
     weights = copy.deepcopy(model.state_dict())
     step(model, optimizer)
     again = network()
     again.load_state_dict(weights)
-    other = anchorhold.Guard(again, "EWC", 0.0, "0.*", holds=[Replay(Reservoir(12), share=0.5, size=4)])
+    other = anchorhold.Guard(
+        again, "EWC", strength=0.0, protect="0.*", holds=[Replay(Reservoir(12), share=0.5, size=4)]
+    )
     other.load(tmp_path / "guard")
     optimizer = torch.optim.SGD(again.parameters(), lr=0.1)
     other.attach(optimizer)
     with pytest.raises(OrderError, match="a guard's file carries no training data"):
         step(again, optimizer)
-    other.holds[0].buffer.load(tmp_path / "buffer")
+    other.options.holds[0].buffer.load(tmp_path / "buffer")
     step(again, optimizer)
     for one, two in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, two)
@@ -282,11 +288,11 @@ def test_a_guards_file_carries_no_training_data_and_a_buffers_does(tmp_path):
 
 def test_a_task_that_is_refused_leaves_the_buffer_as_it_was():
     model, _, guard = started(Replay(Reservoir(12), share=0.5))
-    buffer = guard.holds[0].buffer
+    buffer = guard.options.holds[0].buffer
     kept, seen = list(buffer.samples), dict(buffer.seen)
     with torch.no_grad():
         model[0].weight.fill_(torch.nan)
-    with pytest.raises(anchorhold.NotFiniteError):
+    with pytest.raises(anchorhold.errors.NotFiniteError):
         guard.consolidate([(X, Y)])
     assert [id(s) for s in buffer.samples] == [id(s) for s in kept] and dict(buffer.seen) == seen
 
@@ -295,14 +301,14 @@ def test_two_holds_may_share_a_buffer():
     buffer = Reservoir(12)
     holds = [Replay(buffer, share=None), Distillation(buffer)]
     model = network()
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=holds)
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=holds)
     guard.consolidate([(X, Y)])
     assert sum(buffer.seen.values()) == len(X) and len(buffer) == 12
 
 
 def test_two_of_a_kind_have_names_of_their_own():
     holds = [Replay([(X, Y)], name="first"), Replay([(X, Y)], share=0.25, name="second")]
-    assert [hold.name for hold in anchorhold.Guard(network(), "EWC", holds=holds).holds] == ["first", "second"]
+    assert [hold.name for hold in anchorhold.Guard(network(), "EWC", holds=holds).options.holds] == ["first", "second"]
     with pytest.raises(ConfigurationError, match="each of them once"):
         anchorhold.Guard(network(), "EWC", holds=[Replay([(X, Y)]), Replay([(X, Y)])])
 
@@ -317,7 +323,7 @@ def test_autocast_is_that_of_training():
             return super().loss(held, drawn)
 
     hold = Watching([(X.float(), Y)], share=0.5, name="watching")
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[hold])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     for on in (True, False):
@@ -355,7 +361,7 @@ def test_checkpointed_layers_are_replayed_through(reentrant):
 
     results = []
     for model in (Checkpointed(), network()):
-        guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Replay([(X.clone(), Y)], share=0.5)])
+        guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[Replay([(X.clone(), Y)], share=0.5)])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         guard.attach(optimizer)
         for _ in range(2):
@@ -382,7 +388,7 @@ def test_labels_of_tokens_and_of_pixels():
         (lambda: Replay([(X, Y)], 1.5), ConfigurationError, "share=1.5: expected a number from 0 to 1"),
         (lambda: Replay([(X, Y)], share=-0.1), ConfigurationError, "share=-0.1"),
         (lambda: Replay(0, 0.5), ConfigurationError, "source=0: expected how many old samples to keep"),
-        (lambda: anchorhold.AveragedGradient(-1, size=8), ConfigurationError, "source=-1: expected"),
+        (lambda: anchorhold.holds.AveragedGradient(-1, size=8), ConfigurationError, "source=-1: expected"),
         (lambda: Replay([(X, Y)], size=0), ConfigurationError, "size=0"),
         (lambda: Replay([(X, Y)], forward=3), ConfigurationError, "forward=3"),
         (lambda: Replay((X, Y)), BatchError, "single batch"),
@@ -424,7 +430,7 @@ def test_shares_that_leave_nothing_are_refused():
 )
 def test_what_cannot_be_right_is_refused_at_the_first_step(hold, error, message):
     model = network()
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold()])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[hold()])
     guard.consolidate()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
@@ -435,11 +441,11 @@ def test_what_cannot_be_right_is_refused_at_the_first_step(hold, error, message)
 
 
 def test_data_that_a_buffer_needs_are_asked_for():
-    guard = anchorhold.Guard(network(), "fine-tune", 0.0, holds=[Replay(10)])
+    guard = anchorhold.Guard(network(), "fine-tune", strength=0.0, holds=[Replay(10)])
     with pytest.raises(BatchError, match="looks at each task's data"):
         guard.consolidate()
     guard.consolidate(iter([(X, Y)]))  # read once, by the buffer alone
-    guard = anchorhold.Guard(network(), "EWC", 0.0, holds=[Replay(10)])
+    guard = anchorhold.Guard(network(), "EWC", strength=0.0, holds=[Replay(10)])
     with pytest.raises(BatchError, match="only once"):
         guard.consolidate(iter([(X, Y)]))
     assert guard.tasks == 0
@@ -447,7 +453,7 @@ def test_data_that_a_buffer_needs_are_asked_for():
 
 def test_a_model_that_was_not_called_has_no_new_inputs():
     model = network()
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Distillation("new")])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[Distillation("new")])
     guard.consolidate()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
@@ -458,19 +464,19 @@ def test_a_model_that_was_not_called_has_no_new_inputs():
 
 def test_what_is_forgotten_is_no_longer_the_old_models():
     model = network()
-    guard = anchorhold.Guard(model, "EWC", 0.0, holds=[Distillation([X])])
+    guard = anchorhold.Guard(model, "EWC", strength=0.0, holds=[Distillation([X])])
     guard.consolidate([(X, Y)])
     guard.forget("2.weight", "2.bias")
     model[2] = nn.Linear(6, 5).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     step(model, optimizer)
-    assert guard.holds[0].before["2.weight"].shape == (5, 6)
+    assert guard.options.holds[0].before["2.weight"].shape == (5, 6)
 
 
 def test_a_guard_whose_own_hold_has_nothing_yet_says_so_beside_others():
     model = network()
-    guard = anchorhold.Guard(model, "EWC", 10.0, holds=[Replay([(X, Y)])])
+    guard = anchorhold.Guard(model, "EWC", strength=10.0, holds=[Replay([(X, Y)])])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     with pytest.warns(anchorhold.AnchorholdWarning, match="holds nothing yet by EWC"):

@@ -12,10 +12,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import anchorhold
-from anchorhold import AnchorholdWarning, DarkExperience, Distillation, Replay, Reservoir
+from anchorhold import AnchorholdWarning, DarkExperience, Distillation, Replay
 from anchorhold.errors import BatchError, ConfigurationError, NotFiniteError, OrderError
+from anchorhold.holds import Reservoir
 from tests import helpers
 from tests.guard.sam import SAM
+from tests.helpers import grouped
 from tests.integrations.tiny import gpt2, text
 
 X = torch.linspace(-1, 1, 120, dtype=torch.float64).reshape(40, 3).sin()
@@ -26,7 +28,7 @@ network = partial(helpers.network, 3, 6, 4)
 
 def guarded(model, *holds, measure="fine-tune", strength=0.0, **options):
     """A guard that has consolidated the model as it is, which then moves away."""
-    guard = anchorhold.Guard(model, measure, strength, holds=holds, **options)
+    guard = anchorhold.Guard(model, measure, strength=strength, holds=holds, **grouped(**options))
     x = X.to(next(model.parameters()).dtype)
     guard.consolidate([(x, Y)])
     with torch.no_grad():
@@ -79,7 +81,7 @@ def test_a_scaled_float16_loop(fused):
 def test_float16_that_overflows_is_scaled_down_or_refused(factor, finite):
     model = network(dtype=torch.float32)
     hold = Replay([(X.float(), Y)], share=None, loss=lambda out, y: factor * F.cross_entropy(out, y))
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[hold])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     guard.attach(optimizer)
     before = copy.deepcopy(model)
@@ -107,7 +109,7 @@ def test_the_old_model_under_autocast_is_not_the_new_one():
     with torch.autocast("cpu", torch.bfloat16):
         (0 * model(NEW.float()).sum()).backward()
         optimizer.step()  # inside, as some loops have it
-    assert float(guard.holds[0].last) > 0.01 and not torch.equal(flat(model), before)
+    assert float(guard.options.holds[0].last) > 0.01 and not torch.equal(flat(model), before)
 
 
 def test_a_line_search_sees_the_mixed_loss():
@@ -140,7 +142,7 @@ def test_a_closure_runs_the_model_once_for_each_hold():
     calls = []
     model = network()
     hold = Replay([(X, Y)], share=0.5, forward=lambda model, x: calls.append(0) or model(x))
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[hold])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
 
@@ -198,7 +200,7 @@ def test_a_head_outside_the_model_is_replayed_through_and_not_distilled():
     for hold in (Replay([(X, Y)], 0.5), Distillation([X])):
         body, head = nn.Linear(3, 6).double(), nn.Linear(6, 4).double()
         hold.forward = anchorhold.holds.of_batches.batch_hold.Way.of(lambda body, x, head=head: head(body(x)))
-        guard = anchorhold.Guard(body, "fine-tune", 0.0, holds=[hold])
+        guard = anchorhold.Guard(body, "fine-tune", strength=0.0, holds=[hold])
         guard.consolidate()
         optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
         guard.attach(optimizer)
@@ -221,7 +223,7 @@ def test_an_argument_with_a_value_of_its_own_is_no_task():
     }
     for function, asks in ways.items():
         assert anchorhold.holds.of_batches.batch_hold.Way.of(function).asks_for_task == asks
-    guard = anchorhold.Guard(network(), "fine-tune", 0.0, holds=[Replay([(X, Y)], 0.5)])
+    guard = anchorhold.Guard(network(), "fine-tune", strength=0.0, holds=[Replay([(X, Y)], 0.5)])
     guard.consolidate(forward=lambda model, x, scale=7.0: scale * model(x))
     expected = 0.5 * F.cross_entropy(7 * guard._core.runtime.model(X), Y)
     torch.testing.assert_close(guard.penalty(), expected)
@@ -231,7 +233,7 @@ def test_layers_that_thaw_are_part_of_the_old_model():
     """Kept as they were before their first step: otherwise the old model would go along with the new."""
     model = network()
     model[0].requires_grad_(False)
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Distillation([X], 3.0)])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[Distillation([X], 3.0)])
     guard.consolidate()
     before = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -258,7 +260,7 @@ def test_tied_weights_and_inputs_by_name():
     torch.manual_seed(0)
     model = Tied().double()
     old = {"ids": torch.arange(6).reshape(2, 3), "labels": torch.arange(6).reshape(2, 3)}
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Replay([old], 0.5), Distillation("new")])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[Replay([old], 0.5), Distillation("new")])
     guard.consolidate()
     before, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.5)
     guard.attach(optimizer)
@@ -278,17 +280,19 @@ def test_tied_weights_and_inputs_by_name():
 def test_a_language_models_loss_is_its_own_with_texts_of_any_length():
     model = gpt2(layers=1, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0).double()
     batches = [text(rows=3, length=5, seed=1), text(rows=2, length=8, seed=2), text(rows=4, length=6, seed=3)]
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Replay(batches, share=None), Replay(30, name="kept")])
+    guard = anchorhold.Guard(
+        model, "fine-tune", strength=0.0, holds=[Replay(batches, share=None), Replay(30, name="kept")]
+    )
     guard.consolidate(batches)
     for number in range(3):
-        hold = guard.holds[0]
+        hold = guard.options.holds[0]
         held = guard._core.held({})._replace(steps=number)
         expected = model(**batches[hold.source.draw(1, number).place]).loss
         torch.testing.assert_close(hold.value(held), expected, check_dtype=False, rtol=1e-6, atol=0)  # float32
-        kept = guard.holds[1].buffer.draw(32, number).batch
+        kept = guard.options.holds[1].buffer.draw(32, number).batch
         expected = 0.5 * model(**kept).loss
-        torch.testing.assert_close(guard.holds[1].value(held), expected, check_dtype=False, rtol=1e-6, atol=0)
-    assert {tuple(guard.holds[1].buffer.draw(32, n).batch["input_ids"].shape) for n in range(20)} == {
+        torch.testing.assert_close(guard.options.holds[1].value(held), expected, check_dtype=False, rtol=1e-6, atol=0)
+    assert {tuple(guard.options.holds[1].buffer.draw(32, n).batch["input_ids"].shape) for n in range(20)} == {
         (3, 5), (2, 8), (4, 6)
     }  # fmt: skip
 
@@ -299,13 +303,15 @@ def test_a_compiled_model():
     for compiled in (lambda model: model, lambda model: torch.compile(model, backend="aot_eager")):
         torch._dynamo.reset()
         model = compiled(network())
-        guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Replay([(X, Y)], 0.5), Distillation("new", 2.0)])
+        guard = anchorhold.Guard(
+            model, "fine-tune", strength=0.0, holds=[Replay([(X, Y)], 0.5), Distillation("new", 2.0)]
+        )
         guard.consolidate()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         guard.attach(optimizer)
         for _ in range(3):
             step(model, optimizer)
-        assert float(guard.holds[1].last) > 1e-3
+        assert float(guard.options.holds[1].last) > 1e-3
         results.append(flat(model))
     torch.testing.assert_close(*results, rtol=0, atol=1e-10)
 
@@ -319,7 +325,7 @@ def test_a_model_in_another_precision_takes_its_old_self_along():
     guard.attach(optimizer)
     expected = divergence(before.float(), model, X.float()).detach()
     step(model, optimizer, x=NEW.float())
-    torch.testing.assert_close(guard.holds[0].last, expected)
+    torch.testing.assert_close(guard.options.holds[0].last, expected)
 
 
 def with_head(model, inputs, task):
@@ -350,7 +356,7 @@ def test_a_guard_is_copied_and_pickled_with_its_holds():
         again = torch.optim.SGD(twin.parameters(), lr=0.1)
         other.attach(again)
         step(twin, again)
-        assert all(hold.last is not None for hold in other.holds)
+        assert all(hold.last is not None for hold in other.options.holds)
         assert torch.isfinite(flat(twin)).all() and len(other.holds[0].buffer) == 10
 
 
@@ -360,7 +366,7 @@ def test_a_loader_that_shuffles_leaves_random_states_alone():
     for holds in ([], [Replay(loader, 0.5)]):
         torch.manual_seed(3)
         model = network()
-        guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=holds)
+        guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=holds)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         guard.attach(optimizer)
         for _ in range(7):
@@ -380,7 +386,7 @@ def test_checkpointed_batch_norms_keep_their_statistics():
 
     torch.manual_seed(0)
     model = Checkpointed()
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Replay([(X, Y)], 0.5)])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[Replay([(X, Y)], 0.5)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     F.cross_entropy(model(NEW), Y).backward()
@@ -397,7 +403,7 @@ def test_new_inputs_go_through_each_way_of_calling_once():
     def twice(model, x):
         return 2 * model(x)
 
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Distillation("new")])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[Distillation("new")])
     for _ in range(3):
         guard.consolidate(forward=twice)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -411,7 +417,7 @@ def test_new_inputs_go_through_each_way_of_calling_once():
 
 def test_a_function_that_no_state_carries_is_asked_for():
     def make():
-        return anchorhold.Guard(network(), "fine-tune", 0.0, holds=[Replay([(X, Y)], 0.5), Distillation([X])])
+        return anchorhold.Guard(network(), "fine-tune", strength=0.0, holds=[Replay([(X, Y)], 0.5), Distillation([X])])
 
     guard = make()
     guard.consolidate(forward=lambda model, x: 2 * model(x))
@@ -426,13 +432,13 @@ def test_a_function_that_no_state_carries_is_asked_for():
 
 
 def test_what_a_buffer_would_refuse_is_refused_by_a_rehearsal():
-    guard = anchorhold.Guard(network(), "fine-tune", 0.0, holds=[Replay(10), Distillation("new")])
+    guard = anchorhold.Guard(network(), "fine-tune", strength=0.0, holds=[Replay(10), Distillation("new")])
     with pytest.raises(BatchError, match="str among its inputs"):
         guard.rehearse([{"x": X, "text": "hello"}])
     with pytest.raises(BatchError, match="without labels for Replay"):
         guard.rehearse([X])
     guard.rehearse([(X, Y)])
-    assert len(guard.holds[0].buffer) == 0 and guard.tasks == 0 and not guard.holds[1].before
+    assert len(guard.options.holds[0].buffer) == 0 and guard.tasks == 0 and not guard.options.holds[1].before
 
 
 def test_print_says_what_each_hold_keeps():
@@ -441,7 +447,7 @@ def test_print_says_what_each_hold_keeps():
         Replay(20, 0.25, size=5), DarkExperience(12, 0.1, 0.5), Distillation("new", 2.0),
         Replay([(X, Y)], share=None, strength=3, name="given"),
     ]  # fmt: skip
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=made, from_scratch=True)
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=made, from_scratch=True)
     assert "out of Reservoir(empty), from the first consolidation on" in str(guard)
     guard.consolidate([(X, Y)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -463,7 +469,7 @@ def test_holds_that_keep_are_no_reason_to_warn(measure):
     with warnings.catch_warnings():
         warnings.simplefilter("error", AnchorholdWarning)
         model = network()
-        guard = anchorhold.Guard(model, measure, 0.0, holds=[Replay([(X, Y)], 0.5)])
+        guard = anchorhold.Guard(model, measure, strength=0.0, holds=[Replay([(X, Y)], 0.5)])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         guard.attach(optimizer)
         step(model, optimizer)
@@ -474,7 +480,7 @@ def test_holds_that_keep_are_no_reason_to_warn(measure):
 @pytest.mark.parametrize("hold", [lambda: Distillation("new"), lambda: Replay(10)])
 def test_holds_that_keep_nothing_yet_are(hold):
     model = network()
-    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold()])
+    guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[hold()])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     with pytest.warns(AnchorholdWarning, match=r"holds nothing yet: .* keeps what a model was or had seen"):

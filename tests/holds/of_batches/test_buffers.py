@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 import anchorhold
-from anchorhold import Reservoir, Ring
 from anchorhold.errors import BatchError, ConfigurationError, StateError
+from anchorhold.holds import Reservoir, Ring
 from anchorhold.whole_files import read_tensors, sealed, unsealed
 
 

@@ -190,7 +190,7 @@ def test_si_siu_and_sib_beside_it():
         for _ in range(10):
             training.optimizer.zero_grad()
             F.cross_entropy(training.model(training.x), training.y).backward()
-            guard.observe_independent(F.cross_entropy(training.model(training.x), training.y))
+            guard.gradients.independent(F.cross_entropy(training.model(training.x), training.y))
             training.optimizer.step()
             training.path.append(weights(training.model))
     moves = [(before, after - before) for before, after in itertools.pairwise(training.path)]

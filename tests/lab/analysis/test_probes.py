@@ -58,8 +58,8 @@ def test_a_run_that_is_looked_at_is_the_same_run(engine):
     for name, value in unseen.model.state_dict().items():
         assert torch.equal(seen.model.state_dict()[name], value)
     for name in unseen.guard.measures:
-        for key, value in unseen.guard.importance_of(name).items():
-            assert torch.equal(seen.guard.importance_of(name)[key], value)
+        for key, value in unseen.guard.held.of(name).items():
+            assert torch.equal(seen.guard.held.of(name)[key], value)
 
 
 def test_names_and_numbers():

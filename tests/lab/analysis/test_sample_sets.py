@@ -20,7 +20,7 @@ def test_each_set_has_the_correlation_of_its_own_samples():
     for noted in entry["correlations"]:
         chosen = torch.randperm(len(samples), generator=generator)[:10]
         batches = [(samples.x[chosen], samples.y[chosen])]
-        measures = [anchorhold.measure(name) for name in ("MAS", "AF")]
+        measures = [anchorhold.measures.measure(name) for name in ("MAS", "AF")]
         found = [each.measure(model, batches, forward=lambda model, x: model(x, 0)) for each in measures]
         rows = torch.stack([torch.cat([row[name].flatten() for name in learner.guard.parameters]) for row in found])
         assert noted == pytest.approx(float(torch.corrcoef(rows)[0, 1]))

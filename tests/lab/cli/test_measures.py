@@ -7,25 +7,25 @@ from anchorhold_lab.cli.commands.measures import choose_when, cost_of
 def test_every_measure_is_listed_with_its_advice(call):
     shown = call("measures")
     assert shown.exit_code == 0
-    for name, measure in anchorhold.measures().items():
+    for name, measure in anchorhold.measures.default_measures().items():
         assert name in shown.stdout
         assert choose_when(name, measure)[:40] in shown.stdout
 
 
 def test_every_measure_has_advice_of_its_own():
-    advice = [choose_when(name, measure) for name, measure in anchorhold.measures().items()]
+    advice = [choose_when(name, measure) for name, measure in anchorhold.measures.default_measures().items()]
     assert len(set(advice)) == len(advice)
 
 
 def test_nothing_is_left_of_how_documentation_is_typeset(call):
-    for name in anchorhold.measures():
+    for name in anchorhold.measures.default_measures():
         shown = call("measures", name).stdout.replace("*positions", "")
         assert not set("\\`*{}") & set(shown), shown
 
 
 def test_json_is_one_object_a_measure(call):
     found = [json.loads(line) for line in call("measures", "--json").stdout.splitlines()]
-    assert [entry["name"] for entry in found] == list(anchorhold.measures())
+    assert [entry["name"] for entry in found] == list(anchorhold.measures.default_measures())
     (si,) = [entry for entry in found if entry["name"] == "SI"]
     assert si["class"] == "SI" and si["settings"] == {"damping": 0.1, "clamp": "task"}
 
@@ -42,7 +42,7 @@ def test_a_measure_without_settings_is_shown(call):
 
 
 def test_every_setting_has_a_meaning(call):
-    for name, measure in anchorhold.measures().items():
+    for name, measure in anchorhold.measures.default_measures().items():
         lines = call("measures", name).stdout.splitlines()
         for setting, value in measure.settings().items():
             if setting != "kind":

@@ -168,7 +168,7 @@ def test_a_measure_that_raises_fails_its_own_runs_alone(run, store, tmp_path):
         "import anchorhold\n\n\n"
         '@anchorhold.register_measure("raising")\n'
         "@dataclasses.dataclass(frozen=True)\n"
-        "class Raising(anchorhold.WeightMeasure):\n"
+        "class Raising(anchorhold.measures.WeightMeasure):\n"
         '    choose_when: ClassVar[str] = "never"\n\n'
         "    def importance(self, parameter):\n"
         '        return parameter + "one"\n'

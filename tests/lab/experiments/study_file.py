@@ -24,7 +24,7 @@ def narrow(scenario, hidden):
 
 @anchorhold.register_measure("walk")
 @dataclasses.dataclass(frozen=True)
-class Walk(anchorhold.WeightMeasure):
+class Walk(anchorhold.measures.WeightMeasure):
     """How far a weight is from zero."""
 
     power: float = 1.0

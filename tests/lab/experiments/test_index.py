@@ -233,7 +233,7 @@ def test_a_small_store_has_no_index(folder, monkeypatch):
 
 def test_what_a_program_registers_by_itself_is_not_taken_in(tmp_path, reads):
     @anchorhold.register_measure("alike")
-    class Alike(anchorhold.WeightMeasure):
+    class Alike(anchorhold.measures.WeightMeasure):
         def importance(self, parameters):
             return {name: parameter.detach().clone().fill_(1) for name, parameter in parameters.items()}
 

@@ -28,7 +28,7 @@ sys.modules["ray"] = None
 for module in ("connection", "ray_executor"):
     try:
         __import__(f"anchorhold_lab.experiments.on_ray.{module}")
-    except anchorhold.MissingExtraError as error:
+    except anchorhold.errors.MissingExtraError as error:
         print(error)
 """
 

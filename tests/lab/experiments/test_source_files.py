@@ -131,7 +131,7 @@ def test_a_file_that_cannot_be_loaded_leaves_nothing_behind(tmp_path, text, mess
     modules = set(sys.modules)
     with pytest.raises(ConfigurationError, match=message):
         load_source(write_study(tmp_path, text))
-    assert "blobs" not in SCENARIOS and "walk" not in anchorhold.measures()
+    assert "blobs" not in SCENARIOS and "walk" not in anchorhold.measures.default_measures()
     assert not [name for name in set(sys.modules) - modules if name.startswith("anchorhold_source")]
 
 

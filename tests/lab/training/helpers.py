@@ -39,8 +39,8 @@ def make_learner(
     **options,
 ):
     scenario = scenario or make_scenario(own_heads=own_heads)
-    measure = anchorhold.measure(measure) if isinstance(measure, str) else measure
-    watching = [anchorhold.measure(name) for name in watch if name != measure.name]
+    measure = anchorhold.measures.measure(measure) if isinstance(measure, str) else measure
+    watching = [anchorhold.measures.measure(name) for name in watch if name != measure.name]
     model = model or make_model(scenario, dropout)
     return Learner(scenario, model, measure, strength, settings, seed=seed, watch=watching, **options)
 

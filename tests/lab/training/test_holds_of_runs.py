@@ -52,8 +52,8 @@ def test_sgd_with_momentum_meets_old_heads_one_after_another(name):
     settings = dataclasses.replace(SETTINGS, optimizer="sgd")
     run = PlainRun(make_learner("fine-tune", watch=(), holds=[hold(name, **HOLDS[name])], settings=settings))
     met = []
-    draw = run.learner.guard.holds[0].buffer.draw
-    run.learner.guard.holds[0].buffer.draw = lambda *given: met.append(draw(*given)) or met[-1]
+    draw = run.learner.guard.options.holds[0].buffer.draw
+    run.learner.guard.options.holds[0].buffer.draw = lambda *given: met.append(draw(*given)) or met[-1]
     finish(run)
     assert len(run.outcomes[0].matrix) == 3 and {drawn.task for drawn in met if drawn} == {0, 1}
 
@@ -126,7 +126,7 @@ def test_the_networks_pass_has_the_runs_precision(name):
     steps(run, 2)
     assert types == {torch.bfloat16}
     if name == "DER++":
-        (sample, *_) = run.learner.guard.holds[0].buffer.samples
+        (sample, *_) = run.learner.guard.options.holds[0].buffer.samples
         assert sample.outputs.dtype == torch.bfloat16
 
 
@@ -136,7 +136,7 @@ def test_a_way_of_calling_that_was_given_is_kept():
 
     given = hold("replay", forward=own, **HOLDS["replay"])
     run = make_run(given=[given])
-    assert run.learner.guard.holds[0].forward.function is own
+    assert run.learner.guard.options.holds[0].forward.function is own
 
 
 def test_a_replayed_step_is_the_mean_of_old_and_new():
@@ -144,7 +144,7 @@ def test_a_replayed_step_is_the_mean_of_old_and_new():
     run = make_run("replay", dropout=False)
     list(run.learn_task())
     learner = run.learner
-    buffer, old = learner.guard.holds[0].buffer, copy.deepcopy(learner.model)
+    buffer, old = learner.guard.options.holds[0].buffer, copy.deepcopy(learner.model)
     drawn = buffer.draw(4, 0)
     x, y = learner.samples(1).x, learner.samples(1).y
     chosen = learner.order(1, 0)[0]

@@ -75,7 +75,7 @@ def test_importance_is_measured_in_evaluation_mode_with_batch_norm_too():
     learner.order = lambda task, epoch, second=False: torch.arange(24).view(3, 8)
     assert learner.modes.differs and not learner.modes.draws
     finish(PlainRun(learner))
-    assert all(not bool(value.any()) for value in learner.guard.importance_of("SIB").values())
+    assert all(not bool(value.any()) for value in learner.guard.held.of("SIB").values())
 
 
 def test_siu_alone_needs_no_gradient_of_its_own():

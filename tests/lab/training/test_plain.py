@@ -24,7 +24,7 @@ def same(a, b):
     assert a.outcome == b.outcome
     assert all(torch.equal(a.model.state_dict()[k], v) for k, v in b.model.state_dict().items())
     for name in a.guard.measures:
-        first, second = a.guard.importance_of(name), b.guard.importance_of(name)
+        first, second = a.guard.held.of(name), b.guard.held.of(name)
         assert all(torch.equal(first[k], v) for k, v in second.items())
 
 

@@ -13,7 +13,7 @@ def test_enough_products_solve_the_equations():
     guard = anchorhold.Guard(model, "EWC", strength=2.0, form="rotated", from_scratch=True)
     x = torch.randn(50, 4, dtype=torch.float64)
     guard.consolidate([x])
-    (matrix,) = guard.matrices.values()
+    (matrix,) = guard.held.matrices.values()
     d = {name: torch.randn_like(weight) for name, weight in model.named_parameters()}
     inverse = {name: 1 + torch.rand_like(each) for name, each in d.items()}
 

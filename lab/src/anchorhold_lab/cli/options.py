@@ -57,7 +57,7 @@ def specs_of(
         changes: fields of a spec or of its settings, by name; ``None`` leaves one as it usually is.
     """
     scenario = SCENARIOS.find(scenario)
-    known = anchorhold.measures()
+    known = anchorhold.measures.default_measures()
     measures = list(dict.fromkeys(find_name("measure", name, known) for name in measures))
     watch = list(dict.fromkeys(find_name("measure", name, known) for name in watch))
     settings = settings_of_measures(assignments, measures, watch)
@@ -186,7 +186,7 @@ def settings_of_measures(
                 f"{_STRENGTHS[setting]} {of_it}."
             )
         for name in [find_name("chosen measure", measure, found)] if measure else measures:
-            known = dataclasses.asdict(anchorhold.measures()[name])
+            known = dataclasses.asdict(anchorhold.measures.default_measures()[name])
             if not known:
                 raise ConfigurationError(f"--set {assignment}: {name} has no settings.")
             setting = find_name(f"setting of {name}", setting, known)
@@ -277,7 +277,7 @@ def _checked(name: str, setting: str, value: Any, usual: Any) -> Any:
     if isinstance(usual, bool) and not isinstance(value, bool):
         raise wrong
     try:
-        anchorhold.measure(name, **{setting: value})
+        anchorhold.measures.measure(name, **{setting: value})
     except ConfigurationError as error:
         # Whether a number of the right kind makes sense may depend on other settings; the spec checks them together.
         if isinstance(error.__cause__, TypeError):

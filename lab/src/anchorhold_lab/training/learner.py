@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from anchorhold.errors import AnchorholdWarning, ConfigurationError
 from anchorhold.forms import Form
-from anchorhold.guard import Guard
+from anchorhold.guard import Guard, GuardOptions
 from anchorhold.guard.core import AnchorKind
 from anchorhold.holds import Buffer, Hold
 from anchorhold.holds.of_batches.batch_hold import BatchHold
@@ -147,14 +147,13 @@ class Learner:
             form=form,
             holds=holds,
             anchor=anchor,
-            gradient_term=gradient_term,
             from_scratch=True,
             watch=watch,
             batch_norm=batch_norm,
-            implicit=implicit,
+            options=GuardOptions(gradient_term=gradient_term, implicit=implicit),
         )
         self._calls = NetworkCalls(self.scenario, self.precision, self.device, lambda: self._at)
-        for hold in self.guard.holds:
+        for hold in self.guard.options.holds:
             if isinstance(hold, BatchHold) and hold.forward is None:
                 hold.call_by(self._calls.for_hold(hold))
         check_halves(settings.second_batch, self.guard.measures.values())
@@ -293,7 +292,7 @@ class Learner:
     def seen(self) -> Seen:
         """How it is held, and what it has lost by the last look: in training, or where the last task ended."""
         guard, last = self.guard, self.outcome.retention[-1:]
-        lost = guard.last_seen or (last[0].seen.lost if last else {})
+        lost = guard.control.last_seen or (last[0].seen.lost if last else {})
         return Seen(strength_of(guard), lost, guard.tolerance)
 
     def begin_task(self, task: int) -> None:
@@ -303,7 +302,7 @@ class Learner:
         elif task and self.settings.reinitialise:
             self.draw_ahead(task)
             drawn = self._drawn.pop(task)
-            if self.guard.batch_norm == "freeze":  # statistics stay, and are no weights
+            if self.guard.options.batch_norm == "freeze":  # statistics stay, and are no weights
                 statistics = dict(self._redrawn.named_buffers())
                 drawn = {name: value for name, value in drawn.items() if name not in statistics}
             take_weights(self._redrawn, drawn)
@@ -326,7 +325,7 @@ class Learner:
 
     def end_task(self, task: int) -> None:
         """Measure what the task was worth, hold it from now on, and see how well every task is done now."""
-        head, trace = self.scenario.tasks[task].head, self.guard.trace
+        head, trace = self.scenario.tasks[task].head, self.guard.control.trace
         if self.task_free is None:
             outputs = self.outputs(task)
             with self.expecting_new_classes():
@@ -490,7 +489,7 @@ class Learner:
     @property
     def _buffers(self) -> dict[str, Buffer]:
         """The buffers of holds, which a guard's own state leaves out, by the holds' names."""
-        holds = [hold for hold in self.guard.holds if isinstance(hold, BatchHold)]
+        holds = [hold for hold in self.guard.options.holds if isinstance(hold, BatchHold)]
         return {hold.name: hold.buffer for hold in holds if hold.buffer is not None}
 
     def _measured(self, task: int) -> list[tuple[Tensor, Tensor]]:
@@ -499,7 +498,7 @@ class Learner:
         drawn = torch.randperm(len(samples), generator=generator_for(self.seed, "measured", task))
         chosen = drawn[: self.settings.samples].to(self.device)
         # An accelerator wants larger batches; those of the diagonal stay as they are, since sums are rounded by them.
-        size = 500 if self.device.type == "cpu" or self.guard.form.elementwise else 2000
+        size = 500 if self.device.type == "cpu" or self.guard.options.form.elementwise else 2000
         return list(zip(samples.x[chosen].split(size), samples.y[chosen].split(size), strict=True))
 
 

@@ -105,13 +105,13 @@ class PlainRun:
         learner.model.eval()
         if learner.needs_own_gradient:
             seen = learner.seen_samples
-            learner.guard.observe(learner.loss(x[:seen], y[:seen], task))
+            learner.guard.gradients.observe(learner.loss(x[:seen], y[:seen], task))
         if learner.needs_second_batch:
             independent = learner.loss(samples.x[second], samples.y[second], task)
-            learner.guard.observe_independent(independent, samples=len(second))
+            learner.guard.gradients.independent(independent, samples=len(second))
         heads = learner.heads(task, chosen)
         if learner.wants_squares(self.step):
-            learner.guard.observe_samples([(x, y)], forward=lambda model, inputs: model(inputs, heads))
+            learner.guard.gradients.samples([(x, y)], forward=lambda model, inputs: model(inputs, heads))
         learner.trained(task, self.step).train()
         loss = learner.step_loss(x, y, task, heads, self.step)
         if not bool(loss.detach().isfinite()):

@@ -195,14 +195,14 @@ def checked_space(
     if by_weight := [hold.name for hold in holds if hold.by_weight]:
         raise ConfigurationError(
             f"The hold {by_weight[0]!r} with space='merged': it goes by the importance of each protected weight, and "
-            "adapters have one together there. Leave the hold out, or give space='weights'."
+            "adapters have one together there. Leave the hold out, or give options=GuardOptions(space='weights')."
         )
     others = {"anchor='mean'": anchor == "mean", "batch_norm='fold'": batch_norm == "fold", "implicit=True": implicit}
     for said, asked in others.items():
         if asked:
             raise ConfigurationError(
                 f"space='merged' with {said}: that is of parameters, and merged weights are products of them. Leave "
-                f"{said} out, or give space='weights'."
+                f"{said} out, or give options=GuardOptions(space='weights')."
             )
     return "merged"
 

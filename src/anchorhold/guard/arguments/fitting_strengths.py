@@ -30,7 +30,7 @@ def _refuse_own_parameters(core: Core, strengths: PatternStrengths) -> None:
             raise ConfigurationError(
                 f"strength[{pattern!r}] is of adapters' own parameters, such as {min(parts)!r}, and here adapters "
                 f"are held by their merged weights. Give a pattern that matches the names of those, such as "
-                f"{weight!r}, or make a Guard with space='weights'."
+                f"{weight!r}, or make a Guard with options=GuardOptions(space='weights')."
             )
 
 
@@ -44,8 +44,8 @@ def _refuse_merged_weights(
         if pattern := next((each for each in unused if fnmatchcase(found.weight, each)), None):
             raise ConfigurationError(
                 f"strength[{pattern!r}] is of weights that adapters change, such as {found.weight!r}, and here "
-                "adapters are held by their own parameters. Give space='merged', which holds those weights, or "
-                "a pattern of the adapters' parameters."
+                "adapters are held by their own parameters. Give options=GuardOptions(space='merged'), which holds "
+                "those weights, or a pattern of the adapters' parameters."
             )
 
 

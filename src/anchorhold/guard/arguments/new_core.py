@@ -1,9 +1,7 @@
 """From what a Guard is given to what it remembers at first: each argument checked, by itself and with others."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
 from anchorhold.errors import ConfigurationError
@@ -25,55 +23,53 @@ from anchorhold.guard.arguments.checked_arguments import (
     refuse_merged_path,
 )
 from anchorhold.guard.arguments.default_space import warn_of_unmerged
+from anchorhold.guard.arguments.options import GuardOptions
 from anchorhold.guard.arguments.selection import Protect, Selection
 from anchorhold.guard.arguments.strengths import USUAL, PatternStrengths, checked_strength
 from anchorhold.guard.core import AnchorKind, Core, GuardState, Options, Runtime, Setting, TaskState, has_linear_term
-from anchorhold.guard.distributed.gathering import Gather, checked_gather
+from anchorhold.guard.distributed.gathering import checked_gather
 from anchorhold.guard.ledger import Ledger
-from anchorhold.guard.merged_space import Space
 from anchorhold.guard.refreshing import first_look
 from anchorhold.holds import Hold
 from anchorhold.measures import Measure
 from anchorhold.retention import Tolerance
 from anchorhold.tensors.storage import Storage
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
 
 def new_core(
     model: nn.Module,
     measure: Measure | str,
-    strength: float | Mapping[str, float] | None,
-    protect: Protect,
     *,
+    strength: float | Mapping[str, float] | None,
     relative_strength: float | None,
     tolerance: float | Tolerance | None,
     form: Form | str,
-    space: Space | None,
+    protect: Protect,
     holds: Sequence[Hold | str],
-    decay: float,
     anchor: AnchorKind,
-    gather: Gather | None,
-    gradient_term: bool,
+    decay: float,
+    batch_norm: str | None,
     from_scratch: bool,
     watch: Sequence[Measure | str] | Mapping[str, Measure | str],
-    group: "ProcessGroup | None",
-    batch_norm: str | None,
-    implicit: bool | None,
-    state_dtype: torch.dtype | None,
-    state_device: torch.device | str | None,
+    options: GuardOptions | None,
 ) -> Core:
     """Return what a guard knows before its first task; the arguments are a Guard's."""
     if not isinstance(model, nn.Module):
         raise ConfigurationError(
-            f"model={type(model).__name__}: expected a torch.nn.Module, as in Guard(model, SOS(), strength)."
+            f"model={type(model).__name__}: expected a torch.nn.Module, as in Guard(model, SOS(), strength=500.0)."
         )
-    storage = Storage(state_dtype, None if state_device is None else device_with_number(state_device))
+    rarer = GuardOptions() if options is None else options
+    if not isinstance(rarer, GuardOptions):
+        raise ConfigurationError(
+            f"options={options!r}: expected GuardOptions, as in "
+            "Guard(model, SOS(), options=GuardOptions(implicit=True))."
+        )
+    storage = Storage(rarer.state_dtype, None if rarer.state_device is None else device_with_number(rarer.state_device))
     driver = as_measure(measure)
-    checked_anchor(anchor, driver, gradient_term=gradient_term)
+    checked_anchor(anchor, driver, gradient_term=rarer.gradient_term)
     kept_as = as_form(form)
-    refuse_merged_path(space, driver, kept_as)  # first: the form may refuse it with an advice that the space refuses
+    # First: the form may refuse it with an advice that the space refuses.
+    refuse_merged_path(rarer.space, driver, kept_as)
     ledgers = _ledgers(driver, kept_as, watch, storage)
     driving = ledgers[driver.name]
     others = as_holds(holds)
@@ -83,35 +79,35 @@ def new_core(
     c = 0.0 if relative is not None else checked_strength(USUAL if strength is None else strength)
     strengths = {"strength": strength, "relative_strength": relative_strength}
     driving.strengths = PatternStrengths(c) if isinstance(c, dict) else None
-    allowed = checked_space(space, ledgers, others, anchor, batch_norm, implicit=implicit is True)
-    lean = has_linear_term(driving.form, anchor, gradient_term=gradient_term)
-    either = implicit is None and may_be_implicit(driving.form, batch_norm, has_linear_term=lean)
-    options = Options(
+    allowed = checked_space(rarer.space, ledgers, others, anchor, batch_norm, implicit=rarer.implicit is True)
+    lean = has_linear_term(driving.form, anchor, gradient_term=rarer.gradient_term)
+    either = rarer.implicit is None and may_be_implicit(driving.form, batch_norm, has_linear_term=lean)
+    asked = Options(
         Selection(protect),
         storage,
         others,
-        gather=checked_gather(gather),
+        gather=checked_gather(rarer.gather),
         anchor_kind=anchor,
-        gradient_term=gradient_term,
+        gradient_term=rarer.gradient_term,
         from_scratch=from_scratch,
         batch_norm=checked_batch_norm(batch_norm, ledgers, others),
         named_form=kept_as if isinstance(form, str) else None,
     )
-    pull = None if either else checked_implicit(implicit or False, driving.form, batch_norm, has_linear_term=lean)
+    pull = None if either else checked_implicit(rarer.implicit or False, driving.form, batch_norm, has_linear_term=lean)
     state = GuardState(
         ledgers,
         driver.name,
         c if isinstance(c, float) else max(c.values()),
         checked_decay(decay),
         Setting(None, "default"),
-        Setting(allowed or "weights", "given" if space is not None else "open" if allowed is None else "default"),
-        Setting(pull, "given" if implicit is not None else "open" if either else "default"),
+        Setting(allowed or "weights", "given" if rarer.space is not None else "open" if allowed is None else "default"),
+        Setting(pull, "given" if rarer.implicit is not None else "open" if either else "default"),
         relative_strength=relative,
         tolerance=checked_tolerance(tolerance, strengths, driver, anchor, batch_norm),
     )
     if any(each is not None for each in (strength, relative_strength, tolerance)):
         state.asked = Setting(state.said_strength, "given")
-    core = Core(options, state, TaskState(), Runtime(model, group))
+    core = Core(asked, state, TaskState(), Runtime(model, rarer.group))
     first_look(core)
     core.merged.refuse_parts()
     warn_of_unmerged(core)

@@ -51,8 +51,8 @@ class EveryonesBatches:
         if len(set(numbers)) > 1:
             raise BatchError(
                 "Processes that have parts of the same layers were given different batches, or other numbers of them; "
-                "expected the same on all of them. Give Guard(..., group=) the processes that see different "
-                "ones, and a sampler that is the same for all others."
+                "expected the same on all of them. Give Guard(..., options=GuardOptions(group=)) the processes that "
+                "see different ones, and a sampler that is the same for all others."
             )
 
 

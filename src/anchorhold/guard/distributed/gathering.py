@@ -49,7 +49,8 @@ def gathers_layers(model: nn.Module, ranks: Ranks, asked: Gather | None) -> bool
         if asked == "model":
             raise ModelError(
                 "gather='model' with layers that are cut up (tensor parallelism), so that several processes see the "
-                "same batches: each would count them once more. Leave gather= out, or give gather='layers'."
+                "same batches: each would count them once more. Leave gather= out, or give "
+                "options=GuardOptions(gather='layers')."
             )
         return True
     if asked is not None:
@@ -84,7 +85,7 @@ def those_with_parts(model: nn.Module, ranks: Ranks) -> Ranks:
     raise ModelError(
         f"The model's layers are cut up over a mesh of {tuple(mesh.shape)} processes, and more are running: which of "
         "them go through the samples together is not plain. Use a measure along the path, such as SOS() or SI(), or "
-        "watch_only()."
+        "gradients.microbatches()."
     )
 
 
@@ -119,5 +120,5 @@ def refuse_another_model(model: nn.Module, collector: SampleAccumulator, forward
 def _another(what: str) -> ModelError:
     return ModelError(
         f"With its layers whole, the model {what}: it counts on being cut up, as one does that has fewer heads of "
-        "attention on each process. Use a measure along the path, such as SOS() or SI(), or watch_only()."
+        "attention on each process. Use a measure along the path, such as SOS() or SI(), or gradients.microbatches()."
     )

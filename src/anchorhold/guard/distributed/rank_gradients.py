@@ -47,17 +47,17 @@ class RankGradients:
     ) -> None:
         if model is None:
             raise OrderError(
-                "observe_ranks() needs the model in its DDP wrapper, which is what averages the ranks' gradients. Give "
-                "Guard() the DistributedDataParallel model; elsewhere call observe_independent()."
+                "gradients.ranks() needs the model in its DDP wrapper, which is what averages the ranks' gradients. "
+                "Give Guard() the DistributedDataParallel model; elsewhere call gradients.independent()."
             )
         if model.process_group.size() < 2:
             raise OrderError(
-                "observe_ranks() in a group of one process, which has one estimate of the gradient; expected two or "
-                "more. Call observe_independent() or backward_halves()."
+                "gradients.ranks() in a group of one process, which has one estimate of the gradient; expected two or "
+                "more. Call gradients.independent() or gradients.halves()."
             )
         if watched is None:
             raise OrderError(
-                "observe_ranks() while every protected parameter of the attached optimisers is frozen. Call it once "
+                "gradients.ranks() while every protected parameter of the attached optimisers is frozen. Call it once "
                 "one of them is trained."
             )
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: PLC0415 (not in every build)
@@ -80,7 +80,7 @@ class RankGradients:
             model.register_comm_hook(None, lambda _, bucket: self._hook(bucket))
         except RuntimeError as error:
             raise OrderError(
-                "The model has a communication hook already, and DDP takes only one. Give yours to observe_ranks("
+                "The model has a communication hook already, and DDP takes only one. Give yours to gradients.ranks("
                 "comm_hook=, state=) in place of model.register_comm_hook(), and call it once."
             ) from error
         # A hook of the node that adds to .grad, and not of the parameter: torch.autograd.grad would call that too.
@@ -104,8 +104,9 @@ class RankGradients:
         measure.check_step(self.samples)
         if replaced:
             raise OrderError(
-                "observe(loss) measures another gradient than the one that the ranks have averaged. With "
-                "observe_ranks(), leave observe() out; or give observe_independent() a second batch's loss as well."
+                "gradients.observe(loss) measures another gradient than the one that the ranks have averaged. With "
+                "gradients.ranks(), leave gradients.observe() out; or give gradients.independent() a second batch's "
+                "loss as well."
             )
         unseen = [name for name, p in parameters.items() if p.grad is not None and id(p) not in self._squares]
         if unseen:

@@ -191,7 +191,8 @@ def _data_group(model: nn.Module) -> "ProcessGroup":
         return distributed.group.WORLD
     raise ConfigurationError(
         f"The model's parameters lie on a mesh of {tuple(mesh.shape)} processes {mesh.mesh_dim_names or ''}, and it is "
-        "not plain which of them see different batches. Give Guard(..., group=) the process group of those."
+        "not plain which of them see different batches. Give Guard(..., options=GuardOptions(group=)) the process "
+        "group of those."
     )
 
 

@@ -98,9 +98,9 @@ class GradientSums:
             raise nothing_seen()
         if self.batches == 1 and self.samples > 1:
             raise BatchError(
-                f"watch_only() has seen one micro-batch, of {self.samples} samples (those of all processes that share "
-                "it count as one): how samples differ cannot be told from it. Give two micro-batches at least; more, "
-                "and smaller ones, tell it better."
+                f"gradients.microbatches() has seen one micro-batch, of {self.samples} samples (those of all processes "
+                "that share it count as one): how samples differ cannot be told from it. Give two micro-batches at "
+                "least; more, and smaller ones, tell it better."
             )
         found = {}
         for name, mean in self.mean.items():
@@ -117,8 +117,8 @@ class GradientSums:
 def nothing_seen() -> BatchError:
     """Return what is wrong with data that have nothing in them."""
     return BatchError(
-        "No sample to measure importance from: watch_only() was given no batches, or none with labels that count. An "
-        "iterator that was used before is at its end."
+        "No sample to measure importance from: gradients.microbatches() was given no batches, or none with labels that "
+        "count. An iterator that was used before is at its end."
     )
 
 
@@ -126,8 +126,8 @@ def refuse_unless_finite(name: str, tensors: Iterable[Tensor]) -> None:
     """Refuse what was made of a parameter's gradients, where it is not made of numbers alone."""
     if not all(map(is_finite, tensors)):
         raise NotFiniteError(
-            f"watch_only() has met gradients of {name!r} that are not finite, so nothing of this call was taken in; "
-            "what earlier ones have seen stays. Check the inputs for NaN, and the weights for divergence."
+            f"gradients.microbatches() has met gradients of {name!r} that are not finite, so nothing of this call was "
+            "taken in; what earlier ones have seen stays. Check the inputs for NaN, and the weights for divergence."
         )
 
 
@@ -154,8 +154,8 @@ class Watched:
         """Refuse weights that have moved since."""
         if weights_sum(model) != self.weights:
             raise OrderError(
-                "The weights have changed since watch_only(): what it saw is of others. Call consolidate() right after "
-                "it, or restart_task() and watch_only() again."
+                "The weights have changed since gradients.microbatches(): what it saw is of others. Call consolidate() "
+                "right after it, or gradients.restart_task() and gradients.microbatches() again."
             )
 
 

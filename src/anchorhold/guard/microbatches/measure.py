@@ -44,7 +44,9 @@ from anchorhold.tensors.sharding import is_sharded, like_parameter, local
 from anchorhold.tensors.storage import put_back, running_dtype, to_compute
 
 
-def watch_only(core: Core, monitors: Sequence[Monitor], batches: Iterable[Any], forward: Forward | None) -> None:
+def measure_microbatches(
+    core: Core, monitors: Sequence[Monitor], batches: Iterable[Any], forward: Forward | None
+) -> None:
     """Show micro-batches to the guard's measures, and keep what they make of them until the task is consolidated."""
     ranks = core.runtime.ranks
     taken = ranks.together(lambda: _checked(core))
@@ -84,13 +86,13 @@ def _checked(core: Core) -> MicrobatchSupport:
         for name, parameter in core.measured.items():
             if not is_sharded(parameter) and core.runtime.ranks.size > 1:
                 raise ModelError(
-                    f"watch_only() with {name!r}, which FSDP leaves as it is beside layers that it shards: nothing "
-                    "brings its gradients together. Call fully_shard(model) on the whole model too."
+                    f"gradients.microbatches() with {name!r}, which FSDP leaves as it is beside layers that it shards: "
+                    "nothing brings its gradients together. Call fully_shard(model) on the whole model too."
                 )
             if not parameter.requires_grad:
                 raise OrderError(
-                    f"watch_only() with {name!r}, which is held and frozen: FSDP finds no gradient of it. Unfreeze it "
-                    "for the while, or call consolidate(batches)."
+                    f"gradients.microbatches() with {name!r}, which is held and frozen: FSDP finds no gradient of it. "
+                    "Unfreeze it for the while, or call consolidate(batches)."
                 )
     return taken
 
@@ -200,8 +202,8 @@ def _shared_gradient(core: Core, score: BatchScore, batch: Batch | None, last: B
 def _refuse_unless_given(batch: Batch | None) -> None:
     if batch is None:
         raise BatchError(
-            "watch_only() with a process that was given no batch at all, of a model that all of them have to run "
-            "together. Give each of them one at least."
+            "gradients.microbatches() with a process that was given no batch at all, of a model that all of them have "
+            "to run together. Give each of them one at least."
         )
 
 

@@ -31,11 +31,11 @@ def taken_measures(core: Core) -> MicrobatchSupport:
         if not (needs.data or needs.path):
             continue
         if why := why_not(measure):
-            raise ConfigurationError(f"watch_only() with {name}: {why}. {_those_that_can()}")
+            raise ConfigurationError(f"gradients.microbatches() with {name}: {why}. {_those_that_can()}")
         if not ledger.form.elementwise:
             raise ConfigurationError(
-                f"watch_only() with form={ledger.form.name!r}, which is made of each layer's inputs and output "
-                "gradients, sample by sample. Call consolidate(batches), or take form='diagonal'."
+                f"gradients.microbatches() with form={ledger.form.name!r}, which is made of each layer's inputs and "
+                "output gradients, sample by sample. Call consolidate(batches), or take form='diagonal'."
             )
         if isinstance(measure, PathMeasure):
             found.along_path[name] = measure
@@ -43,15 +43,17 @@ def taken_measures(core: Core) -> MicrobatchSupport:
             found.of_samples.append(MeanKey.by(measure))
     if not (found.of_samples or found.along_path):
         raise ConfigurationError(
-            f"watch_only() with {core.state.driver}, which looks at no gradient. Call consolidate()."
+            f"gradients.microbatches() with {core.state.driver}, which looks at no gradient. Call consolidate()."
         )
     if core.options.batch_norm == "fold":
-        raise ConfigurationError("watch_only() with batch_norm='fold': call consolidate(batches), or freeze them.")
+        raise ConfigurationError(
+            "gradients.microbatches() with batch_norm='fold': call consolidate(batches), or freeze them."
+        )
     if found.along_path and core.task.steps and core.task.watched is None:
         raise OrderError(
-            f"watch_only() in the middle of a task: {next(iter(found.along_path))} has seen "
+            f"gradients.microbatches() in the middle of a task: {next(iter(found.along_path))} has seen "
             f"{max(core.task.steps.values())} steps of training, and would mix both. Call consolidate() or "
-            "restart_task() first."
+            "gradients.restart_task() first."
         )
     return found
 
@@ -89,7 +91,8 @@ def _those_that_can() -> str:
     ready = [name for name in MEASURES if not why_not(MEASURES[name]()) and _looks(MEASURES[name]())]
     return (
         f"Those that can: {', '.join(ready)}, and sqrtFisher and online-EWC with labels='sampled' or 'true'. For any "
-        "other, call consolidate(batches), of a model that no device can hold with Guard(..., gather='layers')."
+        "other, call consolidate(batches), of a model that no device can hold with Guard(..., "
+        "options=GuardOptions(gather='layers'))."
     )
 
 

@@ -51,8 +51,8 @@ class MissingParameters(Monitor):
                 f"The layers of {and_others(missed)} were not called while importance was measured, so that it is 0 "
                 "and nothing holds what their adapters add. If the data does not reach them, that is as it should be. "
                 "If the model reads their weights past them, as fused kernels do, measure with the model as it is "
-                "without those and load() what was found into a guard of this one; or give space='weights', which "
-                "holds the adapters' own parameters."
+                "without those and load() what was found into a guard of this one; or give "
+                "options=GuardOptions(space='weights'), which holds the adapters' own parameters."
             )
 
     def _warn_of_gone(self, present: Mapping[str, nn.Parameter]) -> None:
@@ -76,8 +76,9 @@ class MissingParameters(Monitor):
             warn(
                 f"The model has no adapter any more that could hold {and_others(sorted(core.state.merged_anchor))} "
                 "where they were when they were consolidated, so the penalty has nothing of them. If adapters were "
-                "merged into the weights for good, put the next ones on (get_peft_model) and call guard.rebase(); to "
-                "train the weights themselves, make a guard from the model as it is now, and consolidate it with data."
+                "merged into the weights for good, put the next ones on (get_peft_model) and call "
+                "guard.refresh(rebase=True); to train the weights themselves, make a guard from the model as it is "
+                "now, and consolidate it with data."
             )
 
     def _warn_of_fresh_adapters(self) -> None:
@@ -89,6 +90,6 @@ class MissingParameters(Monitor):
             warn(
                 f"The adapters add nothing to {and_others(sorted(then))}, and did when they were consolidated: they "
                 "are pulled back to that. If what they had learned was merged into the weights for good "
-                "(merge_and_unload), it would come on top of itself: call guard.rebase(), which counts from the "
-                "weights as they are now."
+                "(merge_and_unload), it would come on top of itself: call guard.refresh(rebase=True), "
+                "which counts from the weights as they are now."
             )

@@ -110,9 +110,9 @@ class Rollback:
         else:
             return
         raise OrderError(
-            f"consolidate() after watch_only(), with {why}: it would first move the weights back, away from where "
-            f"micro-batches were watched. Nothing was moved. Call {first} yourself, then restart_task(), watch_only() "
-            "and consolidate()."
+            f"consolidate() after gradients.microbatches(), with {why}: it would first move the weights back, away "
+            f"from where micro-batches were watched. Nothing was moved. Call {first} yourself, then "
+            "gradients.restart_task(), gradients.microbatches() and consolidate()."
         )
 
     def _warn_of_what_nothing_held(self) -> None:

@@ -1,4 +1,4 @@
-"""Writing and reading the gradients that ``watch_only`` has seen since the last consolidation.
+"""Writing and reading the gradients that ``gradients.microbatches`` has seen since the last consolidation.
 
 The values have the key ``watched``. The tensors, ``watched/PARAMETER#NUMBER.mean`` and ``.spread``, are numbered by the
 means over samples that the measures ask for.
@@ -75,13 +75,14 @@ def watched_of(
             found.progress[asked] = Progress(int(row[4]), draws)
     except (TypeError, KeyError, ValueError, IndexError) as error:
         raise StateError(
-            f"The state is damaged: what watch_only() has seen is not whole ({type(error).__name__}: {error}). Use "
-            "another copy."
+            f"The state is damaged: what gradients.microbatches() has seen is not whole ({type(error).__name__}: "
+            f"{error}). Use another copy."
         ) from error
     if weights is None:
         warn(
-            "The state was saved between watch_only() and consolidate() with sharded weights, and whether the model's "
-            "are the same now cannot be told: they are taken for it. Load the model's weights before the guard's state."
+            "The state was saved between gradients.microbatches() and consolidate() with sharded weights, and whether "
+            "the model's are the same now cannot be told: they are taken for it. Load the model's weights before the "
+            "guard's state."
         )
     return found
 

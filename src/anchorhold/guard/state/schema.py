@@ -342,7 +342,7 @@ VALUES = (
     ),
     Value(
         "watched",
-        "what `watch_only()` has seen of micro-batches",
+        "what `gradients.microbatches()` has seen of micro-batches",
         checked_later("numbers by name"),
         watched_values,
         default=None,
@@ -463,7 +463,8 @@ TENSOR_KINDS = (
     ),
     TensorKind(
         "`watched/PARAMETER#NUMBER.mean`, `watched/PARAMETER#NUMBER.spread`",
-        "the mean gradient of the micro-batches that `watch_only()` has seen, and the sum of squared distances from it",
+        "the mean gradient of the micro-batches that `gradients.microbatches()` has seen, and the sum of squared "
+        "distances from it",
         "the parameter's",
         RUNNING,
         lambda _: [WATCHED],

@@ -52,7 +52,7 @@ def _what_else(key: str, then: object, now: object) -> str:
     """Return what can be done about a setting that differs."""
     if key == "form" and (given := _form_to_give(then)):
         return f": form={given}"
-    return ", or leave it out and set guard.implicit after loading" if key == "implicit" and now else ""
+    return ", or leave it out and set guard.options.implicit after loading" if key == "implicit" and now else ""
 
 
 def _form_to_give(settings: object) -> str:

@@ -161,7 +161,7 @@ class Attachment:
 
     def observe(self, loss: Tensor, scaler: GradScaler | None, *, accumulate: bool) -> None:
         """Take the gradient of a loss as g."""
-        self._prepare("observe")
+        self._prepare("gradients.observe")
         if self.watcher.measures.every:
             observed = Observed(gradient=protected_gradients(self.core, loss, scaler))
             if not accumulate:
@@ -172,7 +172,7 @@ class Attachment:
         self, loss: Tensor, samples: int | None, scaler: GradScaler | None, *, accumulate: bool
     ) -> None:
         """Take the gradient of a loss as g′."""
-        self._prepare("observe_independent")
+        self._prepare("gradients.independent")
         if any(measure.needs.independent for measure in self.watcher.measures.every.values()):
             observed = Observed(independent=protected_gradients(self.core, loss, scaler), samples=samples)
             if not accumulate:
@@ -182,7 +182,7 @@ class Attachment:
 
     def observe_samples(self, batches: Iterable[Any], forward: Forward | None) -> None:
         """Take the squared gradients of samples as those of the coming step's."""
-        self._prepare("observe_samples")
+        self._prepare("gradients.samples")
         if self.watcher.measures.squares:
             with self.watcher.calls.paused():
                 self.watcher.measures.observed.squares = squares_of_samples(self.core, batches, forward)
@@ -191,12 +191,12 @@ class Attachment:
         self, first: Tensor, second: Tensor, samples: int | None, scaler: GradScaler | None, *, accumulate: bool
     ) -> None:
         """Run backward for the mean of two losses, and take their gradients as g and g′."""
-        self._prepare("backward_halves")
+        self._prepare("gradients.halves")
         self._refuse_measures_of_the_step("both halves of the batch do")
         if is_fully_sharded(self.core.runtime.model):
             raise OrderError(
-                "backward_halves() cannot take the gradients of a sharded model apart: FSDP brings them together in "
-                "backward() only. Call observe_independent() with the loss of a second batch."
+                "gradients.halves() cannot take the gradients of a sharded model apart: FSDP brings them together in "
+                "backward() only. Call gradients.independent() with the loss of a second batch."
             )
         trained = self._trained()
         halves = gradients_of_halves(self.core, first, second, trained, scaler)
@@ -217,7 +217,7 @@ class Attachment:
 
     def observe_ranks(self, samples: int | None, comm_hook: CommHook | None, state: object) -> None:
         """Take the gradients of a DDP job's ranks as estimates that are independent of each other."""
-        self._require_attached("observe_ranks")
+        self._require_attached("gradients.ranks")
         self._refuse_measures_of_the_step("those of all ranks do")
         owned = self.owned()
         trained = (p for p in self.core.runtime.parameters.values() if id(p) in owned and p.requires_grad)
@@ -240,7 +240,7 @@ class Attachment:
         for name, measure in self.watcher.measures.every.items():
             if measure.needs.step and measure.needs.independent:
                 raise OrderError(
-                    f"{name} needs a gradient that took no part in the step; {why}. Call observe_independent() with "
+                    f"{name} needs a gradient that took no part in the step; {why}. Call gradients.independent() with "
                     "the loss of a second batch."
                 )
 

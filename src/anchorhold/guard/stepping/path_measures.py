@@ -63,12 +63,13 @@ class PathMeasures:
                 if any(map(measure.wants_squares, numbers)):
                     raise OrderError(
                         f"{key} needs the squared gradients of this step's samples, and got none. Call "
-                        "observe_samples([batch]) with the step's own batch before optimizer.step(): steps are counted "
-                        "from 0 in every task. Or take a setting that does without, such as RWalk(fisher='batch')."
+                        "gradients.samples([batch]) with the step's own batch before optimizer.step(): steps are "
+                        "counted from 0 in every task. Or take a setting that does without, such as "
+                        "RWalk(fisher='batch')."
                     )
             if key in self.independent and not owned.keys() <= self.observed.independent.keys():
-                how = "observe_independent(loss)" + (
-                    "" if key in self.waiting else " or backward_halves(first, second)"
+                how = "gradients.independent(loss)" + (
+                    "" if key in self.waiting else " or gradients.halves(first, second)"
                 )
                 raise OrderError(
                     f"{key} needs a second, independent gradient before every step and got none. Call {how} before "

@@ -47,7 +47,7 @@ class BatchHold(Hold):
 
     Args:
         source: batches, one of which is taken a step; a buffer, which fills by itself when a task is consolidated; or
-            the size of one, a class-balanced :class:`~anchorhold.Reservoir`.
+            the size of one, a class-balanced :class:`~anchorhold.holds.Reservoir`.
         strength: what the loss is multiplied by.
         share: ρ of the step that is the hold's: its gradient is then (1 − ρ)g + ρ∇L, as if ρ of the batch were the
             hold's; ``None`` adds to the task's gradient, g + ∇L.

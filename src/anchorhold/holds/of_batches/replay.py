@@ -25,9 +25,9 @@ class Replay(BatchHold):
     >>> guard = Guard(model, "fine-tune", holds=[Replay(Reservoir(200), share=0.5)])
 
     Args:
-        source: old batches, with labels, one of which is taken a step; a buffer, such as :class:`~anchorhold.Reservoir`
-            or :class:`~anchorhold.Ring`, which takes some samples of each task in when it is consolidated; or the size
-            of a reservoir.
+        source: old batches, with labels, one of which is taken a step; a buffer, such as
+            :class:`~anchorhold.holds.Reservoir` or :class:`~anchorhold.holds.Ring`, which takes some samples of each
+            task in when it is consolidated; or the size of a reservoir.
         share: ρ, the part of the step that is the old samples'; ``None`` adds ``strength`` times their loss to the
             task's instead.
         strength: what the old samples' loss is multiplied by.

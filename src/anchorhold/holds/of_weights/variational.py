@@ -41,7 +41,7 @@ class _Pulled(NamedTuple):
 class Variational(Hold):
     r"""Adds :math:`\frac{\beta}{N}\,\mathrm{KL}(q\,\|\,q_{t-1})`, from the first step on.
 
-    >>> model = anchorhold.mean_field(model)
+    >>> model = anchorhold.variational.mean_field(model)
     >>> hold = anchorhold.Variational(samples=len(first_task))
     >>> guard = anchorhold.Guard(model, "fine-tune", holds=[hold])
     ...
@@ -137,11 +137,11 @@ class Variational(Hold):
                 q.log_variance.fill_(self.restart)
 
     def predict(self, model: nn.Module, *inputs: Any, **settings: Any) -> Tensor:
-        """Return logarithms of predicted probabilities, averaged over draws; see :func:`anchorhold.predictive`."""
+        """Return logarithms of predicted probabilities, averaged over draws, as ``variational.predictive`` does."""
         return predictive(model, *inputs, samples=self.predictions, **settings)
 
     def refined(self, model: nn.Module, batches: list[tuple[Any, ...]], **settings: Any) -> dict[str, Tensor]:
-        """Return weights that have looked at a coreset too; see :func:`anchorhold.refined`."""
+        """Return weights that have looked at a coreset too; see :func:`anchorhold.variational.refined`."""
         return refined(model, batches, epochs=self.coreset, **settings)
 
     def value(self, held: Held) -> Tensor | None:
@@ -200,7 +200,7 @@ class Variational(Hold):
         if not every:
             raise ConfigurationError(
                 f"The hold {self.name!r} for a model whose weights are numbers, not distributions; expected "
-                "anchorhold.mean_field(model) before the guard and the optimiser are made."
+                "anchorhold.variational.mean_field(model) before the guard and the optimiser are made."
             )
         for place, q in every.items():
             if is_sharded(q.mean):

@@ -6,6 +6,7 @@ nothing of the data: no kept inputs, no buffers of samples, no labels, no runnin
 buffers, such as batch norms' statistics, a few numbers each go along, by which others are told of.
 """
 
+import dataclasses
 import json
 import os
 import tempfile
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 from anchorhold.errors import ConfigurationError, OrderError, StateError, shortened, warn
-from anchorhold.guard import Guard
+from anchorhold.guard import Guard, GuardOptions
 from anchorhold.guard.batch_norm.frozen_statistics import is_fresh, with_statistics
 from anchorhold.guard.distributed.ranks import ALONE, Ranks
 from anchorhold.guard.monitors.distances import ELSEWHERE, distance, distance_in_words
@@ -110,7 +111,8 @@ def from_pretrained(
     revision: str | None = None,
     token: str | None = None,
     endpoint: str | None = None,
-    **options: Any,
+    options: GuardOptions | None = None,
+    **arguments: Any,
 ) -> Guard:
     """Return a guard of a model that holds it by importance that others have measured.
 
@@ -124,7 +126,8 @@ def from_pretrained(
         revision: a branch, tag or commit.
         token: by default the one that is logged in.
         endpoint: the address of another hub.
-        options: any of the Guard's other arguments, such as ``tolerance`` or ``state_dtype``.
+        options: as for :class:`~anchorhold.Guard`; its space is that of the model's own weights.
+        arguments: any of the Guard's other arguments, such as ``tolerance``.
     """
     place = Path(source)
     if not place.is_dir():
@@ -134,18 +137,19 @@ def from_pretrained(
     settings = read_settings(written)
     own: dict[str, Any] = {key: settings[key] for key in ("anchor", "decay")}
     own["form"] = form_of(written, settings["form"])
-    if taken := sorted(options.keys() & {*own, "measure", "protect"}):
+    if taken := sorted(arguments.keys() & {*own, "measure", "protect"}):
         raise ConfigurationError(f"{taken[0]}= is part of what was measured, and was given too. Leave it out.")
     measure, names = measure_of(written, settings["measure"]), set(settings["parameters"])
     _refuse_another_model(source, names, model)
-    options["batch_norm"] = _batch_norm(settings.get("batch_norm"), **options)
-    options["space"] = _space(**options)
-    guard = Guard(model, measure, strength, lambda name, _: name in names, **own, **options)
+    arguments["batch_norm"] = _batch_norm(settings.get("batch_norm"), **arguments)
+    options = _of_own_weights(options)
+    protect = lambda name, _: name in names  # noqa: E731
+    guard = Guard(model, measure, strength=strength, protect=protect, options=options, **own, **arguments)
     state = state_files.read(place / TENSORS)
     _refuse_others(state, place / TENSORS)
     whole = guard.state_dict()
     whole |= {key: state[key] for key in CARRIED if key in state}
-    if guard.batch_norm == "freeze":
+    if guard.options.batch_norm == "freeze":
         whole["frozen_norms"] = sorted({*whole.get("frozen_norms", ()), *_norms_with_statistics(guard)})
     whole["tensors"] = {**whole["tensors"], **state["tensors"]}
     whole["tensor_count"] = len(whole["tensors"])
@@ -172,7 +176,7 @@ def _taken(guard: Guard, measured_from: str, base_model: str | None) -> tuple[di
         )
     if not guard.tasks:
         raise OrderError("There is no importance to be shared yet. Call guard.consolidate(batches) first.")
-    if guard.space == "merged" or guard.leans or guard.batch_norm == "fold":
+    if guard.options.space == "merged" or guard.held.has_linear_term or guard.options.batch_norm == "fold":
         raise ConfigurationError(
             "Shared importance is that of a model's own weights around one anchor: with space='weights', and without "
             "batch_norm='fold', anchor='mean' in other forms than the diagonal, or gradient_term. guard.save(path) "
@@ -193,9 +197,9 @@ def _taken(guard: Guard, measured_from: str, base_model: str | None) -> tuple[di
         "model": type(guard.model).__name__,
         "measure": full["measures"][driver],
         "measure_name": driver,
-        "form": guard.form.settings(),
+        "form": guard.options.form.settings(),
         "anchor": full.get("anchor", "last"),
-        "batch_norm": guard.batch_norm,
+        "batch_norm": guard.options.batch_norm,
         "decay": full["decay"],
         "tasks": guard.tasks,
         "parameters": full["parameters"],
@@ -219,7 +223,7 @@ _PUSHED = "Give a repository that is yours, 'user/name', a token that may write,
 
 
 def _ranks(guard: Guard) -> Ranks:
-    return Ranks(guard.group) if guard.group is not None else ALONE
+    return Ranks(guard.options.group) if guard.options.group is not None else ALONE
 
 
 def _make_folder(place: Path) -> None:
@@ -276,14 +280,15 @@ def _batch_norm(measured: str | None, *, batch_norm: str | None = "as measured",
     return batch_norm
 
 
-def _space(*, space: str | None = None, **_: Any) -> str:
-    """Return that adapters are held by their own parameters, whose importance is all that is shared."""
-    if space not in (None, "weights"):
+def _of_own_weights(options: GuardOptions | None) -> GuardOptions:
+    """Return the options with adapters held by their own parameters, whose importance is all that is shared."""
+    options = GuardOptions() if options is None else options
+    if options.space not in (None, "weights"):
         raise ConfigurationError(
-            f"space={space!r} for importance of a model's own parameters, which is all that is shared: expected "
-            "'weights'. Leave it out."
+            f"space={options.space!r} for importance of a model's own parameters, which is all that is shared: "
+            "expected 'weights'. Leave it out."
         )
-    return "weights"
+    return dataclasses.replace(options, space="weights")
 
 
 def _norms_with_statistics(guard: Guard) -> set[str]:

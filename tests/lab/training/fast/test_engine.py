@@ -47,7 +47,7 @@ def compare(fast, plain, tolerance):
     assert relative(fast.model.state_dict(), plain.model.state_dict()) < tolerance
     assert relative(fast.guard.anchor, plain.guard.anchor) < tolerance
     for name in plain.guard.measures:
-        assert relative(fast.guard.importance_of(name), plain.guard.importance_of(name)) < tolerance
+        assert relative(fast.guard.held.of(name), plain.guard.held.of(name)) < tolerance
 
 
 @functools.cache
@@ -56,7 +56,9 @@ def plain_learner(seed, measure):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("measure", [name for name, made in anchorhold.measures().items() if can_measure(made)])
+@pytest.mark.parametrize(
+    "measure", [name for name, made in anchorhold.measures.default_measures().items() if can_measure(made)]
+)
 def test_every_measure_as_in_the_plain_loop(measure, way):
     runs, batched = WAYS[way]
     seeds = range(3, 3 + runs)
@@ -165,8 +167,8 @@ def test_runs_that_stopped_anywhere_go_on_exactly(stop_after, batched):
         for name, value in expected.model.state_dict().items():
             assert torch.equal(found.model.state_dict()[name], value)
         for name in expected.guard.measures:
-            importance = expected.guard.importance_of(name)
-            assert all(torch.equal(found.guard.importance_of(name)[k], v) for k, v in importance.items())
+            importance = expected.guard.held.of(name)
+            assert all(torch.equal(found.guard.held.of(name)[k], v) for k, v in importance.items())
 
 
 def test_a_run_within_an_epoch_goes_on_exactly(monkeypatch):
@@ -370,9 +372,9 @@ def test_a_finished_network_has_weights_of_its_own():
     runs = finish(FastRuns([learner(1), learner(2)], batched=True))
     weight = runs.learners[0].model.body[0].weight
     assert weight.untyped_storage().nbytes() == weight.numel() * weight.element_size()
-    assert runs.learners[0].guard.path.steps == 0
+    assert runs.learners[0].guard.gradients.path.steps == 0
     runs.state()
-    assert runs.learners[0].guard.path.steps == 0
+    assert runs.learners[0].guard.gradients.path.steps == 0
 
 
 def test_a_state_is_no_larger_than_what_it_holds():

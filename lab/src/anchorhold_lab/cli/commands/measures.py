@@ -57,7 +57,7 @@ def measures(
         from anchorhold_lab.cli.own_files import load_beside  # noqa: PLC0415
 
     load_beside(own_file)
-    known = anchorhold.measures()
+    known = anchorhold.measures.default_measures()
     chosen = known if name is None else {(found := find_name("measure", name, known)): known[found]}
     if as_json:
         for key, measure in chosen.items():
@@ -90,7 +90,7 @@ def cost_of(measure: "Measure") -> str:
     from anchorhold.engine.scores import LogLikelihood  # noqa: PLC0415
 
     if measure.needs.data:
-        score = cast("anchorhold.SampleMeasure", measure).score
+        score = cast("anchorhold.measures.SampleMeasure", measure).score
         every_label = isinstance(score, LogLikelihood) and score.labels == "exact"
         return "a pass a task and label" if every_label else "a pass a task"
     if measure.needs.squares:

@@ -33,7 +33,7 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
 
     Args:
         scenario: a name in :data:`~anchorhold_lab.experiments.SCENARIOS`.
-        measure: a name in :func:`anchorhold.measures`.
+        measure: a name in :func:`~anchorhold.measures.default_measures`.
         seed: the seed of everything random.
         changes: any field of :class:`Spec` or of its settings that is to be different.
     """

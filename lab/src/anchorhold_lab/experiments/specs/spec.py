@@ -55,7 +55,7 @@ class Spec:
 
     Args:
         scenario: a name in :data:`~anchorhold_lab.experiments.SCENARIOS`.
-        measure: the measure that protects, by its name in :func:`anchorhold.measures`.
+        measure: the measure that protects, by its name in :func:`~anchorhold.measures.default_measures`.
         strength: c, how strongly it protects; 0 where a relative strength or a tolerance decides.
         measure_settings: the measure's own settings, such as ``{"damping": 0.001}``.
         watch: measures that only observe, by name. A measure can watch twice with different settings under names such

@@ -62,7 +62,7 @@ def search(
 
     Args:
         scenario: a name in :data:`~anchorhold_lab.experiments.SCENARIOS`.
-        measure: a name in :func:`anchorhold.measures`.
+        measure: a name in :func:`~anchorhold.measures.default_measures`.
         store: where results are, and go to; or its folder.
         low: the smallest strength to begin with. By default the grid begins with a decade on either side of the
             strength in :func:`~anchorhold_lab.experiments.paper_spec`, or, where there is none, with the powers of ten

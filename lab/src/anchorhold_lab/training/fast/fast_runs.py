@@ -125,7 +125,7 @@ class FastRuns:
         self.task += 1
         if self.task < len(first.scenario):
             self._begin_task()
-            if self.task == 1 and first.guard.batch_norm is not None:
+            if self.task == 1 and first.guard.options.batch_norm is not None:
                 self._recordings = {}  # what was recorded lets statistics follow the batches
         else:
             self._let_go()
@@ -154,7 +154,7 @@ class FastRuns:
         for i, (learner, own) in enumerate(zip(self.learners, state["runs"], strict=True)):
             learner.load_state(own)
             self._bind(i)
-            record = learner.guard.path
+            record = learner.guard.gradients.path
             self._layout.fill(self._start[i], record.start)
             for rows, (label, running) in zip(self._kept.states, self._state_names, strict=True):
                 self._layout.fill(rows[i], record.running[label][running])
@@ -180,7 +180,7 @@ class FastRuns:
         states = tuple(rows() for _ in self._state_names)
         self._kept = Kept(rows(), rows(), rows(), moments, states)
         self._start = rows()
-        implicit = bool(first.guard.implicit)
+        implicit = bool(first.guard.options.implicit)
         self._update = Update(optimiser, tuple(first.path_measures.values()), first.seen_samples, implicit)
         self._strengths = torch.zeros(runs, 1, dtype=dtype, device=self._device)
         tasks = range(len(scenario))
@@ -199,12 +199,14 @@ class FastRuns:
     def _make_layer_holds(self) -> LayerHolds | None:
         """Return the holds of layers' matrices, where the form has them."""
         guard = self._first.guard
-        if guard.form.elementwise:
+        if guard.options.form.elementwise:
             return None
-        blocks = guard.form.blocks(self._first.model, guard.parameters)
+        blocks = guard.options.form.blocks(self._first.model, guard.parameters)
         multiple = MULTIPLE if self._device.type == "cuda" else 1
         kept, implicit = self._kept, self._update.implicit
-        return LayerHolds(guard.form, blocks, self._layout, kept.weights, kept.anchor, multiple, implicit=implicit)
+        return LayerHolds(
+            guard.options.form, blocks, self._layout, kept.weights, kept.anchor, multiple, implicit=implicit
+        )
 
     def _make_lane(self, span: slice) -> Lane:
         first, learners, schedule = self._first, self.learners[span], self._schedule
@@ -269,7 +271,7 @@ class FastRuns:
         for rows, (label, state) in zip(self._kept.states, self._state_names, strict=True):
             lasts = self._first.path_measures[label].running[state] == "lasting"
             for i, learner in enumerate(self.learners):
-                known = learner.guard.path.running[label][state] if lasts else {}
+                known = learner.guard.gradients.path.running[label][state] if lasts else {}
                 # What a guard has may lie in these very rows.
                 self._layout.fill(rows[i], {name: tensor.clone() for name, tensor in known.items()})
 
@@ -324,7 +326,7 @@ class FastRuns:
             running: dict[str, dict[str, dict[str, Tensor]]] = {label: {} for label in learner.path_measures}
             for (label, state), rows in zip(self._state_names, self._kept.states, strict=True):
                 running[label][state] = own(rows)
-            learner.guard.path = PathRecord(running, own(self._start), self.step)
+            learner.guard.gradients.path = PathRecord(running, own(self._start), self.step)
 
     def _hold(self, run: int) -> None:
         """Take over what a run's guard holds it to."""
@@ -337,9 +339,9 @@ class FastRuns:
             )
         self._strengths[run] = 2 * strength
         if self._layer_holds is None:
-            importance = guard.held_importance
+            importance = guard.held.importance
         else:  # of a layer's matrix, the diagonal is for reading only
-            matrices = guard.matrices
+            matrices = guard.held.matrices
             self._layer_holds.take(run, matrices)
             importance = {m.name: m.omega for m in matrices.values() if isinstance(m, DiagonalMatrix)}
         self._layout.fill(self._kept.importance[run], importance)

@@ -42,13 +42,13 @@ def _refuse_what_has_no_place(learner: Learner) -> None:
     """Refuse what a step has no place for, rather than train something else in its stead."""
     guard = learner.guard
     wanted = []
-    if not can_hold(guard.form):
-        wanted.append(f"the form {guard.form}")
-    if guard.implicit and not guard.form.elementwise and learner.settings.optimizer != "sgd":
-        wanted.append(f"implicit=True in the form {guard.form} with optimizer={learner.settings.optimizer!r}")
-    if guard.leans:
-        wanted.append(f"anchor='mean' and gradient_term={guard.gradient_term} in the form {guard.form}")
-    if guard.batch_norm == "fold":
+    if not can_hold(guard.options.form):
+        wanted.append(f"the form {guard.options.form}")
+    if guard.options.implicit and not guard.options.form.elementwise and learner.settings.optimizer != "sgd":
+        wanted.append(f"implicit=True in the form {guard.options.form} with optimizer={learner.settings.optimizer!r}")
+    if guard.held.has_linear_term:
+        wanted.append(f"anchor='mean' and gradient_term={guard.options.gradient_term} in the form {guard.options.form}")
+    if guard.options.batch_norm == "fold":
         wanted.append("batch_norm='fold', whose hold is on other numbers than the weights")
     if guard.tolerance is not None:
         wanted.append(f"tolerance={guard.tolerance:g}, which looks at kept inputs within a task")
@@ -60,7 +60,7 @@ def _refuse_what_has_no_place(learner: Learner) -> None:
         wanted.append("a head that grows, of which each step has another part")
     if learner.task_free is not None:
         wanted.append(f"consolidate={learner.settings.consolidate!r}, which looks at the loss of each step")
-    wanted += [f"the hold {hold.name!r}" for hold in guard.holds]
+    wanted += [f"the hold {hold.name!r}" for hold in guard.options.holds]
     unknown = [name for name, measure in guard.measures.items() if not can_measure(measure)]
     wanted += [f"{name}, which counts steps in Python" for name in unknown]
     if learner.device.type == "cuda" and not is_a_formula(learner):  # whose passes over samples cannot be recorded
@@ -77,6 +77,9 @@ def _kind(learner: Learner) -> tuple[Any, ...]:
     tasks = tuple((len(task.stored_train), task.head) for task in learner.scenario.tasks)
     x = learner.few_inputs()
     guard = learner.guard
-    measures, form = (*guard.measures.items(), guard.batch_norm, f"implicit={guard.implicit}"), guard.form
+    measures, form = (
+        (*guard.measures.items(), guard.options.batch_norm, f"implicit={guard.options.implicit}"),
+        guard.options.form,
+    )
     network = f"{learner.model}, parameters of {[str(p.dtype) for p in learner.model.parameters()]}"
     return learner.settings, learner.device, learner.precision, tasks, (x.shape[1:], x.dtype), measures, form, network

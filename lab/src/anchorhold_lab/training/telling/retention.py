@@ -94,7 +94,7 @@ def noted(guard: Guard, task: int, trace: Sequence[TracePoint]) -> TaskRetention
         trace: what was seen while it was learned.
     """
     sets = guard.retention().sets if guard.kept else ()
-    share = guard.pulled_back.share if guard.pulled_back is not None and sets else None
+    share = guard.control.pulled_back.share if guard.control.pulled_back is not None and sets else None
     every = max(1, -(-len(trace) // TRACED))
     return TaskRetention(task, strength_of(guard), sets, guard.tolerance, share, tuple(trace[::every]))
 
@@ -102,6 +102,6 @@ def noted(guard: Guard, task: int, trace: Sequence[TracePoint]) -> TaskRetention
 def strength_of(guard: Guard) -> float | None:
     """Return the c that a guard holds by; ``None`` where it is yet to be found."""
     waiting = guard.relative_strength is not None and not guard.anchor
-    waiting |= guard.tolerance is not None and not guard.trace
+    waiting |= guard.tolerance is not None and not guard.control.trace
     assert isinstance(guard.strength, float)
     return None if waiting else guard.strength

@@ -131,7 +131,8 @@ def check_effective_rate(optimizer: Optimizer, form: Form) -> None:
         raise OptimizerError(
             f"implicit=True in the form {form.name!r} with {type(optimizer).__name__}, which moves each weight of a "
             "layer by a rate of its own: there are no coordinates in which the pull could be found. Use SGD, the form "
-            "'diagonal', or Guard(..., implicit=False), which such an optimiser bears at any strength."
+            "'diagonal', or Guard(..., options=GuardOptions(implicit=False)), which such an optimiser bears at any "
+            "strength."
         )
     if is_sgd(optimizer):
         for group in optimizer.param_groups:
@@ -168,8 +169,8 @@ def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], EffectiveRa
     raise OptimizerError(
         f"implicit=True with {type(optimizer).__name__}: a pull after its step has to be as long as the step is for "
         f"its gradient, which is known of {', '.join(kind.__name__ for kind in KNOWN)} alone, and by any other the "
-        "weights would end elsewhere. Use one of those, or Guard(..., implicit=False), whose hold joins the "
-        "gradient of any optimiser."
+        "weights would end elsewhere. Use one of those, or Guard(..., options=GuardOptions(implicit=False)), whose "
+        "hold joins the gradient of any optimiser."
     )
 
 

@@ -107,7 +107,7 @@ def search(
         from anchorhold_lab.experiments import search as search_for  # noqa: PLC0415
 
     scenario = named_scenario(scenario, own_file)
-    measure = find_name("measure", measure, anchorhold.measures())
+    measure = find_name("measure", measure, anchorhold.measures.default_measures())
     beside = form_and_holds(form, hold or (), assign or ())
     changes = asked_for(
         {

@@ -1,0 +1,54 @@
+"""The rarer arguments of a Guard, in one group."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from anchorhold.guard.distributed.gathering import Gather
+from anchorhold.guard.merged_space import Space
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardOptions:
+    """Group the rarer arguments of a :class:`~anchorhold.Guard`: its space, step, processes and storage.
+
+    >>> Guard(model, "EWC", options=GuardOptions(state_dtype=torch.bfloat16, gather="layers"))
+
+    Args:
+        space: what is held of adapters: ``"weights"``, their own parameters, as any others; or ``"merged"``, what they
+            add to the weights of their layers, D = s(BA − B*A*) for LoRA, by the importance of those weights. ``None``
+            is ``"merged"`` in the forms ``"kronecker"`` and ``"rotated"`` with a measure that looks at data, where the
+            adapters can be held so and no pattern names their own parameters (``"*lora_*"``); else ``"weights"``.
+            ``guard.options.space`` says which it is.
+        gradient_term: whether the gradient of each task's own loss is part of its penalty, as in SOLA (Yin et al.
+            2020, arXiv 2006.10974), which is ``anchor="mean"`` with this and ``strength=0.5``: for tasks that end
+            before they have converged. It takes data with labels, and an importance in the loss's own unit, such as
+            :class:`~anchorhold.Fisher`'s.
+        implicit: whether the hold acts after each step of the optimizer, by a proximal step that no strength can make
+            overshoot, D ← D/(1 + 2cηΩ), instead of joining the gradient. η is what a weight really goes for its
+            gradient, so the optimizer has to be one that this is known of: SGD, and for the diagonal Adam, AdamW,
+            NAdam, RAdam, Adamax, RMSprop and Adagrad. ``None`` is that where the attached optimizers all are SGD, for
+            the diagonal and, with one rate for a layer's weight and bias, in the forms ``"rotated"``, ``"kronecker"``
+            and ``"lowrank"``; else the gradient. ``guard.options.implicit`` says which it is.
+        group: the ``torch.distributed`` processes that train this model together, each on batches of its own. A model
+            in a DDP wrapper, or one that ``fully_shard`` was applied to, brings its own.
+        gather: what each process gathers at once of a sharded model that is measured from data: ``"model"``, all of it,
+            so that each measures its own batches; or ``"layers"``, one at a time, so that no process ever has more, and
+            all go through the batches of all together, which takes longer. ``None`` gathers the model, unless a
+            device says that it has no room for it, or layers are cut up (tensor parallelism).
+        state_dtype: of the anchor and Ω, ``torch.bfloat16`` to halve them; by default as precise as the parameters,
+            and single at least. Running states are never kept in less, since averages freeze in 16 bits.
+        state_device: where all of them are kept, such as ``"cpu"``; by default with the parameters.
+    """
+
+    space: Space | None = None
+    gradient_term: bool = False
+    implicit: bool | None = None
+    group: "ProcessGroup | None" = None
+    gather: Gather | None = None
+    state_dtype: torch.dtype | None = None
+    state_device: torch.device | str | None = None
