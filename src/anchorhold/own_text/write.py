@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from anchorhold.engine.batches import Forward
+from anchorhold.engine.isolation import to_eval_mode
 from anchorhold.errors import ConfigurationError, warn
 from anchorhold.own_text.beginnings import Beginnings, Ends, Prompt
 from anchorhold.own_text.first_look import (
@@ -214,7 +215,7 @@ def _as_it_is(model: nn.Module) -> Iterator[None]:
     # cannot use.
     with torch.no_grad(), undisturbed(), torch.compiler.set_stance("force_eager"):
         try:
-            model.eval()
+            to_eval_mode(model)
             yield
         finally:
             for module, training in modes:
