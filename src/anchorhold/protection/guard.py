@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ class ProtectedGuard(Guard):
     """What it came to so far."""
     samples: Samples
     """The old samples: measured on, distilled, and kept aside."""
-    _ended_at: str | None = None
+    _ended_at: int | None = None
 
     def finish(self, *, share: float | None = None, tolerance: float | None = None) -> Report:
         """End training: move the weights back by a share of what was learned, stop holding, and report.
@@ -181,28 +182,19 @@ class ProtectedGuard(Guard):
         found = self.pull_back(allowed)
         return found.share
 
-    def _marks(self) -> str:
+    def _marks(self) -> int:
         return checksum(parameter.detach() for _, parameter in sorted(self.parameters.items()))
 
 
 def made(model: nn.Module, measure: Measure, plan: Plan, samples: Samples, settings: Protection) -> ProtectedGuard:
     """Return a guard by a plan, which nothing was measured for yet."""
-    holds = []
-    if plan.share:
-        way = {"seed": settings.seed, "forward": settings.forward}
-        holds = [Distillation(samples.distilled, share=plan.share, **way)]
+    told = partial(Distillation, samples.distilled, forward=settings.forward, seed=settings.seed)
+    holds = [told(share=plan.share)] if plan.share else []
     strength = strength_at(plan.exchange_rate, samples.scored)
     # Without a rate nothing is measured, and the distillation is all that holds.
-    given = {"strength": strength, "form": plan.form} if plan.exchange_rate else {}
+    given: dict[str, Any] = {"strength": strength, "form": plan.form} if plan.exchange_rate else {}
     norms = "freeze" if any(isinstance(module, _BatchNorm) for module in model.modules()) else None
-    guard = ProtectedGuard(
-        model,
-        measure,
-        protect=settings.protect,
-        holds=holds,
-        batch_norm=norms,
-        **given,  # type: ignore[arg-type]
-    )
+    guard = ProtectedGuard(model, measure, protect=settings.protect, holds=holds, batch_norm=norms, **given)
     guard.plan, guard.samples = plan, samples
     guard.report = Report(
         plan.form.name if plan.exchange_rate else "none",

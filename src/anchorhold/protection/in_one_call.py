@@ -162,8 +162,8 @@ def _before_writing(model: nn.Module, tokenizer: Any, settings: Protection) -> _
     _try(model, measure, batch, settings)
     seconds = writing.seconds()
     count = min(settings.measured, writing.pieces - min(MOST_ASIDE, max(1, writing.pieces // PART_ASIDE)))
-    told = {"seconds_writing": seconds, "pieces": writing.missing, "length": writing.length, "folder": writing.folder}
-    told["source"] = f"all {writing.pieces:,} pieces of own text are there"
+    told: dict[str, Any] = {"seconds_writing": seconds, "pieces": writing.missing, "length": writing.length}
+    told |= {"folder": writing.folder, "source": f"all {writing.pieces:,} pieces of own text are there"}
     return _Ready(plan_for(model, settings, batch, count, measure, **told), measure, None, writing)
 
 

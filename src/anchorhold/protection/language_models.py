@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ class Writing:
             return 0.0
         device, length = self.writer.device, min(TIMED, self.length)
         self._write(self.together, 1, None, None)  # the first call of a model takes longer
-        few, more = (timed(lambda n=n: self._write(self.together, n, None, None), device) for n in (1, length))
+        few, more = (timed(partial(self._write, self.together, n, None, None), device) for n in (1, length))
         batches = -(-self.missing // self.together)
         return few + batches * self.length * max(0.0, more - few) / max(1, length - 1)
 

@@ -1,6 +1,7 @@
 """What protecting a model will do and take, told before: the form that fits, bytes, and seconds."""
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable
@@ -252,7 +253,7 @@ def seconds_of_eigenvectors(cost: Costs, form: Form, device: torch.device) -> fl
     of_one = timed(lambda: eigenbasis(factor), device)
     # A block's sums are factors of m² and n² numbers, and in a rotated form one for each weight beside them.
     numbers = [block.measuring / 4 - (block.weights if form.has_eigenbasis else 0) for block in cost.blocks]
-    return of_one * sum((max(0.0, each) / TIMED_SIZE**2) ** 1.5 for each in numbers)
+    return of_one * sum(math.pow(max(0.0, each) / TIMED_SIZE**2, 1.5) for each in numbers)
 
 
 def timed(call: Callable[[], object], device: torch.device) -> float:

@@ -111,8 +111,9 @@ def scored_positions(model: nn.Module, batches: Sequence[Batch], forward: Forwar
             outputs = torch.empty(batch.size, *shape[1:], device="meta")
         labels = batch.labels_for(outputs)
         positions = outputs.shape[:-1].numel()
-        of_classes = labels is not None and not labels.is_floating_point()
-        own = int((labels != IGNORED).sum()) if of_classes and labels.numel() == positions else positions
+        own = positions
+        if labels is not None and not labels.is_floating_point() and labels.numel() == positions:
+            own = int(labels.ne(IGNORED).sum())
         if not own:
             raise BatchError(
                 f"Old data: in batch {place} every label is {IGNORED}, or padding, so that nothing of it is scored. "
