@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from studies.pretrained.texts import LESSONS
 
+GuardForm = Literal["diagonal", "kronecker"]
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -20,8 +22,9 @@ class Recipe:
         rank: of a LoRA adapter.
         rate: the highest learning rate; it rises over the first 3 % of steps and falls to 0 on a line.
         epochs: how often the lesson is read.
-        keep: what keeps the old: nothing, or the KL divergence from the model before, on text that it wrote.
-        strength: what a nat of this divergence counts beside a nat of the lesson's loss.
+        keep: what keeps the old: nothing, the KL divergence from the model before on text that it wrote, or a guard of
+            this form that has measured such text.
+        strength: what a nat of this divergence counts beside a nat of the lesson's loss; a guard's exchange rate.
         kept_rows: rows of own text beside each step's rows of the lesson.
         seed: of the rows' order and the adapter.
         batch: rows of a step.
@@ -33,7 +36,7 @@ class Recipe:
     rate: float
     epochs: int
     rank: int = 0
-    keep: Literal["nothing", "own text"] = "nothing"
+    keep: Literal["nothing", "own text"] | GuardForm = "nothing"
     strength: float = 0.0
     kept_rows: int = 0
     seed: int = 0
@@ -75,8 +78,22 @@ REGIMES = {
 }
 RATES = {"lora": (3e-5, 3e-4), "hard": (2e-5, 1e-4)}
 """Further learning rates of two regimes, for the frontier of plain fine-tuning."""
+GUARDS: tuple[GuardForm, ...] = ("diagonal", "kronecker")
+EXCHANGE_RATES = (1.0, 0.3, 3.0, 0.1, 10.0, 30.0, 0.03)
+"""Of guards, the most telling first."""
+GUARDED: tuple[tuple[str, GuardForm], ...] = (("lora", "kronecker"), ("hard", "kronecker"), ("hard", "diagonal"))
+"""Regimes, and the guards beside them."""
 STRENGTHS = (0.3, 1.0, 3.0)
 KEPT_ROWS = 8
+
+
+def strength_of(kappa: float, tokens: int) -> float:
+    r"""Return the strength c = κ/(2T) of an exchange rate κ.
+
+    To second order a sample's KL(old‖new) is ½⟨D, Q(D)⟩, with Q the Fisher information of a sample, which sums over
+    its T scored tokens. The penalty c⟨D, Q(D)⟩ is then κ times the nats that are lost per old token.
+    """
+    return kappa / (2 * tokens)
 
 
 def screening(
@@ -104,3 +121,16 @@ def own_text(model: str, lessons: Sequence[str] = LESSONS) -> Iterator[Recipe]:
         for strength in STRENGTHS:
             recipe = REGIMES["hard"].recipe(model, lesson)
             yield replace(recipe, keep="own text", strength=strength, kept_rows=KEPT_ROWS)
+
+
+def guards(
+    model: str,
+    lessons: Sequence[str] = LESSONS,
+    regimes: Sequence[str] = tuple(REGIMES),
+    seeds: Sequence[int] = (0,),
+    exchange_rates: Sequence[float] = EXCHANGE_RATES,
+) -> Iterator[Recipe]:
+    """Yield guards beside two regimes, at several exchange rates."""
+    for seed, kappa, (regime, form), lesson in itertools.product(seeds, exchange_rates, GUARDED, lessons):
+        if regime in regimes:
+            yield replace(REGIMES[regime].recipe(model, lesson, seed), keep=form, strength=kappa)

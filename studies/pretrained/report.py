@@ -8,7 +8,7 @@ from typing import Any
 
 from anchorhold.whole_files import write_whole
 from studies.pretrained.models import MODELS
-from studies.pretrained.recipes import REGIMES, Recipe, screening
+from studies.pretrained.recipes import GUARDS, REGIMES, Recipe, screening
 from studies.pretrained.texts import KEPT, LESSONS
 from studies.pretrained.training import SHARES
 
@@ -170,7 +170,7 @@ def _screening(rows: Sequence[Line], ends: Mapping[str, Line]) -> list[str]:
 def _row(rows: Sequence[Line], line: Line, what: str) -> str:
     told = line["texts"]
     cells = [_change(told[line["recipe"]["lesson"]], bold=False), *(_change(told[kind]) for kind in KEPT)]
-    kinds = [kind for kind in KEPT if not _is_of_lesson(kind, line["recipe"]["lesson"])]
+    kinds = [kind for kind in KEPT if not is_of_lesson(kind, line["recipe"]["lesson"])]
     mean, error = mean_loss(line, kinds)
     lost = [kind for kind in kinds if is_lost(told[kind])]
     half = [
@@ -221,18 +221,28 @@ class Way:
     is_averaged: bool = False
 
 
+def _guarded(weights: str, form: str) -> Callable[[Recipe], bool]:
+    return lambda recipe: (recipe.weights, recipe.keep, recipe.seed) == (weights, form, 0)
+
+
 WAYS = (
     Way("LoRA r 16, by its rate", lambda recipe: recipe.weights == "lora" and not recipe.strength),
     Way("all weights, by their rate", lambda recipe: recipe.weights == "all" and not recipe.strength),
     Way("all weights, averaged", lambda recipe: recipe.weights == "all" and not recipe.strength, is_averaged=True),
-    Way("KL on own text", lambda recipe: bool(recipe.strength)),
-    Way("KL on own text, averaged", lambda recipe: bool(recipe.strength), is_averaged=True),
+    Way("KL on own text", lambda recipe: recipe.keep == "own text"),
+    Way("KL on own text, averaged", lambda recipe: recipe.keep == "own text", is_averaged=True),
+    *(
+        Way(f"{which}, {form} guard{', averaged' if averaged else ''}", _guarded(weights, form), averaged)
+        for which, weights in (("LoRA r 16", "lora"), ("all weights", "all"))
+        for form in GUARDS
+        for averaged in (False, True)
+    ),
 )
 
 
 def points(rows: Sequence[Line], model: str, lesson: str, part: str) -> list[Point]:
     """Return all ends and averages of a pair on one part of the text."""
-    kinds = [kind for kind in KEPT if not _is_of_lesson(kind, lesson)]
+    kinds = [kind for kind in KEPT if not is_of_lesson(kind, lesson)]
     found = []
     for share in (*SHARES, 1.0):
         for line in at_end(rows, part, share).values():
@@ -329,7 +339,7 @@ def _frontiers(rows: Sequence[Line]) -> list[str]:
     }
     lines: list[str] = []
     for model, lesson in sorted(pairs):
-        kinds = [kind for kind in KEPT if not _is_of_lesson(kind, lesson)]
+        kinds = [kind for kind in KEPT if not is_of_lesson(kind, lesson)]
         lines += [
             f"### {model}, {lesson.removeprefix('lesson-')}",
             "",
@@ -363,7 +373,7 @@ def _frontiers(rows: Sequence[Line]) -> list[str]:
     return lines or ["None yet."]
 
 
-def _is_of_lesson(kind: str, lesson: str) -> bool:
+def is_of_lesson(kind: str, lesson: str) -> bool:
     """Whether a kept text is of what is learned: the same language, or the same questions."""
     return (kind, lesson) in {("german", "lesson-german"), ("math", "lesson-gsm8k")}
 
@@ -372,6 +382,8 @@ def method_of(recipe: Recipe) -> str:
     """Return a recipe in words."""
     which = f"LoRA r {recipe.rank}" if recipe.weights == "lora" else "all weights"
     said = f"{which}, {recipe.rate:g}, {recipe.epochs} epochs"
-    if recipe.strength:
+    if recipe.keep == "own text":
         said += f", KL on own text × {recipe.strength:g}"
+    elif recipe.keep in GUARDS:
+        said += f", {recipe.keep} guard, exchange rate {recipe.strength:g}"
     return said + (f", seed {recipe.seed}" if recipe.seed else "")

@@ -6,7 +6,7 @@ digests of the weights and the texts.
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
+from anchorhold import Fisher, Guard
 from anchorhold.seeding import generator_for
 from anchorhold.whole_files import whole_file, write_whole
 from benchmarks.language.lora import Adapted
 from studies.pretrained.losses import DocumentLosses, divergence, evaluate, token_losses
-from studies.pretrained.recipes import Recipe
+from studies.pretrained.recipes import GUARDS, Recipe, strength_of
 from studies.pretrained.texts import KEPT
 from studies.pretrained.tokens import CONTEXT, Rows, Tokens
 
@@ -34,6 +35,12 @@ LOOKS = (0.25, 0.5)
 """After which parts of its steps a run is evaluated on the validation text, besides before and after."""
 SHARES = (0.2, 0.4, 0.6, 0.8)
 """Shares of the trained weights in averages with those before (WiSE-FT: Wortsman et al. 2022, arXiv 2109.01903)."""
+OWN_TEXT = "own"
+"""Under which name a line has the loss on own text that no guard has measured."""
+MEASURED = 256
+"""The first rows of own text, which guards measure."""
+JUDGED = 128
+"""The last rows of own text, which guards are judged by."""
 AVERAGED_FROM = 3
 """Epochs from which on a run's end is averaged: what a mild run loses is too little to be shared out."""
 Line = dict[str, Any]
@@ -64,6 +71,7 @@ class Learner:
         self.before = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
         self._evaluated: dict[tuple[str, str], DocumentLosses] = {}
         self._reference: nn.Module | None = None
+        self._measured: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def restart(self) -> None:
         """Put the weights back to what they were before any run, without an adapter."""
@@ -82,11 +90,44 @@ class Learner:
         return {text: self._evaluated[text, part] for text in texts}
 
     def _rows(self, part: str, texts: Sequence[str]) -> dict[str, Rows]:
-        return {text: rows.to(self.device) for text, rows in self.tokens.chosen(part, texts).items()}
+        found = self.tokens.chosen(part, [text for text in texts if text != OWN_TEXT])
+        return {text: rows.to(self.device) for text, rows in (found | self._judged(texts)).items()}
+
+    def _judged(self, texts: Sequence[str]) -> dict[str, Rows]:
+        """Return own text that no guard has measured, if it is one of some texts; nobody has counted its bytes."""
+        if OWN_TEXT not in texts:
+            return {}
+        rows = self.require_own()[-JUDGED:]
+        return {OWN_TEXT: Rows(rows, torch.zeros(len(rows), dtype=torch.long))}
 
     def losses(self, part: str, texts: Sequence[str]) -> dict[str, DocumentLosses]:
         """Return the losses on one part of some texts, with the weights as they are."""
         return evaluate(self.model, self._rows(part, texts))
+
+    def guard(self, recipe: Recipe) -> Guard | None:
+        """Return the guard that a recipe asks for, with its strength; the model must be as it is before training."""
+        if recipe.keep not in GUARDS:
+            return None
+        own = self.require_own()
+        measured, context = own[: min(MEASURED, len(own) - JUDGED)].long(), own.shape[1] - 1
+        lora = recipe.weights == "lora"
+        measure = Fisher(len(measured), labels="sampled")
+        guard = Guard(self.model, measure, strength=1.0, form=recipe.keep)
+        key = (recipe.keep, recipe.weights, recipe.rank, recipe.seed if lora else None)
+        if key in self._measured:
+            guard.load_state_dict(self._measured[key])
+        else:
+            # Of a mapping for a causal model every token but the first is predicted: as many as the context has.
+            guard.consolidate([{"input_ids": rows.to(self.device)} for rows in measured.split(8)])
+            self._measured = {key: guard.state_dict()}  # the latest alone: they are large
+        guard.strength = strength_of(recipe.strength, context)
+        return guard
+
+    def require_own(self) -> Tensor:
+        """Return the model's own text. Raise SystemExit if there is none."""
+        if self.own is None:
+            raise SystemExit("This recipe needs the model's own text: run `python -m studies.pretrained write` first.")
+        return self.own
 
     @property
     def reference(self) -> nn.Module:
@@ -154,7 +195,7 @@ def run(learner: Learner, recipe: Recipe, write: Callable[[Line], None], save_to
     """
     began = time.perf_counter()
     learner.restart()
-    texts = (recipe.lesson, *KEPT)
+    texts = (recipe.lesson, *KEPT, *([OWN_TEXT] if recipe.keep in GUARDS else []))
     before = {part: learner.losses_before(part, texts) for part in ("validation", "test")}
     stream = learner.tokens.train[recipe.lesson]
     rows = rows_of(stream, learner.tokens.begin, learner.context).to(learner.device)
@@ -178,24 +219,14 @@ def run(learner: Learner, recipe: Recipe, write: Callable[[Line], None], save_to
         write({**common, **place, "texts": changes})
 
     trained = _trained(learner, recipe)
-    own = _own_batches(learner, recipe)
-    # The fused step is one launch for many weights; on a CPU it is as exact.
-    optimizer = AdamW(trained, lr=recipe.rate, weight_decay=0.0, fused=True)
-    looks = {round(part * steps) for part in LOOKS}
-    learner.model.train()
-    training_loss = []
-    for step, batch in enumerate(batches(recipe, rows)):
-        if step in looks:
-            look(step, "validation", 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.rate * rate_at(step, steps)
-        training_loss.append(_accumulate(learner, recipe, batch, own))
-        clip_grad_norm_(trained, CLIPPED_AT)
-        optimizer.step()
-        optimizer.zero_grad()
+    guard = learner.guard(recipe)
+    measured = time.perf_counter() - began
+    training_loss = _teach(learner, recipe, trained, rows, guard, lambda step: look(step, "validation", 1.0))
+    if guard is not None:
+        common["guard"] = {**_about(guard, recipe, learner), "measured_after": round(measured, 1)}
     seconds = time.perf_counter() - began
     common["trained_seconds"] = round(seconds, 1)
-    common["training_loss"] = [round(float(each), 3) for each in torch.stack(training_loss)[:: max(1, steps // 20)]]
+    common["training_loss"] = [round(float(each), 3) for each in training_loss[:: max(1, steps // 20)]]
     look(steps, "validation", 1.0)
     look(steps, "test", 1.0, documents=True)
     del common["training_loss"]
@@ -205,18 +236,69 @@ def run(learner: Learner, recipe: Recipe, write: Callable[[Line], None], save_to
     if save_to is not None:
         write_whole(save_to, save({names[id(weight)]: weight.detach().cpu() for weight in trained}))
     for share in SHARES if recipe.epochs >= AVERAGED_FROM else ():
-        with torch.no_grad():
-            for weight, end in zip(trained, after, strict=True):
-                name = names[id(weight)]
-                if name.endswith("lora_b"):
-                    weight.copy_(share * end)
-                elif not name.endswith("lora_a"):
-                    weight.copy_(learner.before[name].lerp(end, share))
+        _average(learner, names, trained, after, share)
         for part in ("validation", "test"):
             look(steps, part, share)
     learner.restart()
     peak = torch.cuda.max_memory_allocated() / 2**30 if learner.device.type == "cuda" else 0.0
     write({**common, "end": True, "seconds": round(time.perf_counter() - began, 1), "peak_gib": round(peak, 1)})
+
+
+def _teach(
+    learner: Learner,
+    recipe: Recipe,
+    trained: Sequence[nn.Parameter],
+    rows: Tensor,
+    guard: Guard | None,
+    look: Callable[[int], None],
+) -> Tensor:
+    """Train on a lesson's rows, look at the model on the way, and return the lesson's loss at each step."""
+    steps = steps_of(recipe, len(rows))
+    own = _own_batches(learner, recipe)
+    # The fused step is one launch for many weights; on a CPU it is as exact.
+    optimizer = AdamW(trained, lr=recipe.rate, weight_decay=0.0, fused=True)
+    if guard is not None:
+        guard.attach(optimizer)
+    looks = {round(part * steps) for part in LOOKS}
+    learner.model.train()
+    training_loss = []
+    for step, batch in enumerate(batches(recipe, rows)):
+        if step in looks:
+            look(step)
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate * rate_at(step, steps)
+        training_loss.append(_accumulate(learner, recipe, batch, own))
+        clip_grad_norm_(trained, CLIPPED_AT)
+        optimizer.step()
+        optimizer.zero_grad()
+    if guard is not None:
+        guard.detach()
+    return torch.stack(training_loss)
+
+
+@torch.no_grad()
+def _average(
+    learner: Learner, names: Mapping[int, str], trained: Sequence[nn.Parameter], after: Sequence[Tensor], share: float
+) -> None:
+    """Take a share of what training has changed."""
+    for weight, end in zip(trained, after, strict=True):
+        name = names[id(weight)]
+        if name.endswith("lora_b"):
+            weight.copy_(share * end)
+        elif not name.endswith("lora_a"):
+            weight.copy_(learner.before[name].lerp(end, share))
+
+
+def _about(guard: Guard, recipe: Recipe, learner: Learner) -> Line:
+    """Return what a line says of a guard, with the weights as they are after training."""
+    return {
+        "c": guard.strength,
+        "T": learner.require_own().shape[1] - 1,
+        "trace": sum(float(omega.double().sum()) for omega in guard.held.importance.values()),
+        "space": guard.options.space,
+        # c⟨D, Q(D)⟩ is the exchange rate times the nats that are lost per token, to second order.
+        "predicted": float(guard.penalty(batches=False).detach()) / recipe.strength,
+    }
 
 
 def _accumulate(learner: Learner, recipe: Recipe, batch: Tensor, own: Iterator[Tensor]) -> Tensor:
@@ -227,7 +309,7 @@ def _accumulate(learner: Learner, recipe: Recipe, batch: Tensor, own: Iterator[T
             loss = token_losses(learner.model, some).sum() / batch[:, 1:].numel()
         loss.backward()
         total += loss.detach()
-    if recipe.strength:
+    if recipe.keep == "own text":
         with torch.autocast(batch.device.type, torch.bfloat16, enabled=batch.is_cuda):
             kept = recipe.strength * divergence(learner.model, learner.reference, next(own))
         kept.backward()
@@ -236,9 +318,7 @@ def _accumulate(learner: Learner, recipe: Recipe, batch: Tensor, own: Iterator[T
 
 def _digest(learner: Learner) -> str:
     """Return a digest of the model's own text."""
-    if learner.own is None:
-        raise SystemExit("This recipe needs the model's own text: run `python -m studies.pretrained write` first.")
-    return hashlib.sha256(learner.own.int().numpy().tobytes()).hexdigest()[:16]
+    return hashlib.sha256(learner.require_own().int().numpy().tobytes()).hexdigest()[:16]
 
 
 def _trained(learner: Learner, recipe: Recipe) -> list[nn.Parameter]:
@@ -249,9 +329,9 @@ def _trained(learner: Learner, recipe: Recipe) -> list[nn.Parameter]:
 
 def _own_batches(learner: Learner, recipe: Recipe) -> Iterator[Tensor]:
     """Yield rows of own text for each step, endlessly; none where a recipe asks for none."""
-    if not recipe.strength or learner.own is None:
+    if recipe.keep != "own text":
         return
-    own = learner.own.to(learner.device)
+    own = learner.require_own().to(learner.device)
     generator = generator_for(recipe.seed, "own text")
     while True:
         yield own[torch.randint(len(own), (recipe.kept_rows,), generator=generator).to(own.device)]
@@ -261,17 +341,18 @@ def _told(now: DocumentLosses, before: DocumentLosses, *, documents: bool) -> Li
     """Return what a line says of one text: values and changes, each with its standard error."""
     change, error = now.change(before)
     nats, nats_error = now.per_token()
-    bits, bits_error = now.per_byte()
-    old_bits, _ = before.per_byte()
     told: Line = {
         "change": round(change, 5),
         "change_error": round(error, 5),
         "nats": round(nats, 5),
         "nats_error": round(nats_error, 5),
-        "bits": round(bits, 5),
-        "bits_change": round(bits - old_bits, 5),
-        "bits_error": round(bits_error, 5),
     }
+    if sum(now.sizes):  # or else nobody has counted the bytes
+        bits, bits_error = now.per_byte()
+        old_bits, _ = before.per_byte()
+        told["bits"] = round(bits, 5)
+        told["bits_change"] = round(bits - old_bits, 5)
+        told["bits_error"] = round(bits_error, 5)
     if documents:
         told["documents"] = [round(each, 1) for each in now.nats]
         told["documents_before"] = [round(each, 1) for each in before.nats]

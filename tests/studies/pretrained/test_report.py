@@ -79,8 +79,8 @@ def test_small_and_uncertain_losses_are_not_counted():
 
 
 def test_a_text_that_is_learned_is_not_one_that_is_kept():
-    assert report._is_of_lesson("math", "lesson-gsm8k")
-    assert not any(report._is_of_lesson(kind, "lesson-basque") for kind in KEPT)
+    assert report.is_of_lesson("math", "lesson-gsm8k")
+    assert not any(report.is_of_lesson(kind, "lesson-basque") for kind in KEPT)
 
 
 def test_a_run_that_is_not_there_is_refused(tmp_path):

@@ -129,3 +129,45 @@ def test_recipes_have_names_of_their_own():
     ]
     assert len({recipe.name for recipe in plans}) == len(plans)
     assert all(recipes.Recipe.of(vars(recipe)) == recipe for recipe in plans)
+
+
+@pytest.fixture
+def guarded(monkeypatch):
+    """Return a learner with own text, and a function that runs a guard of some form, weights and exchange rate."""
+    monkeypatch.setattr(training, "JUDGED", 4)
+    found = learner(own=True)
+
+    def run(form, weights, kappa):
+        lines = []
+        rank = 3 if weights == "lora" else 0
+        recipe = recipes.Recipe("tiny", LESSON, weights, 1e-2, 3, rank=rank, batch=6, keep=form, strength=kappa)
+        training.run(found, recipe, lines.append)
+        return lines
+
+    return found, run
+
+
+@pytest.mark.parametrize("weights", ["lora", "all"])
+@pytest.mark.parametrize("form", recipes.GUARDS)
+def test_a_guard_holds_by_its_exchange_rate(guarded, form, weights):
+    found, run = guarded
+    weak, strong, again = (run(form, weights, kappa) for kappa in (1e-3, 100.0, 1e-3))
+    far = [lines[-1]["guard"]["predicted"] for lines in (weak, strong)]
+    assert 0 < far[1] < 0.5 * far[0]
+    learned = [next(x["training_loss"] for x in lines if "training_loss" in x)[-1] for lines in (weak, strong)]
+    assert learned[0] < learned[1]
+    ends = [next(x["texts"] for x in lines if x.get("part") == "test") for lines in (weak, strong)]
+    assert all(set(end) == {LESSON, *KEPT, training.OWN_TEXT} for end in ends)
+    about = weak[-1]["guard"]
+    context = found.own.shape[1] - 1
+    assert (about["T"], about["c"]) == (context, pytest.approx(1e-3 / (2 * context)))
+    assert about["space"] == ("merged" if (form, weights) == ("kronecker", "lora") else "weights")
+    # A guard that was measured before is the one that is measured now.
+    assert [x["texts"] for x in again if "texts" in x] == [x["texts"] for x in weak if "texts" in x]
+    assert again[-1]["guard"]["predicted"] == weak[-1]["guard"]["predicted"] > 0
+
+
+def test_guards_are_planned_with_the_most_telling_first():
+    planned = list(recipes.guards("tiny", LESSONS[:2]))
+    assert {recipe.strength for recipe in planned[:6]} == {1.0}
+    assert len({recipe.name for recipe in planned}) == len(planned) == 6 * len(recipes.EXCHANGE_RATES)
