@@ -166,6 +166,15 @@ def test_trl_makes_the_adapter_and_packs_the_rows(tmp_path, packing):
     assert any("anchorhold/kl" in line for line in trainer.state.log_history)
 
 
+def test_another_training_protects_what_was_learned_in_the_first(tmp_path):
+    model, callback = language.taught(), ProtectCallback(TOKENIZER, finish_share=1, **language.FEW)
+    train(tmp_path / "a", model, callback)
+    first, learned = callback.guard, {name: p.detach().clone() for name, p in model.named_parameters()}
+    train(tmp_path / "b", model, callback)
+    assert callback.guard is not first
+    assert all(torch.equal(weight, learned[name]) for name, weight in callback.guard.anchor.items())
+
+
 def test_what_is_wrong_is_told_before_anything_is_trained(tmp_path):
     with pytest.raises(ConfigurationError, match="no option 'strength'"):
         ProtectCallback(TOKENIZER, strength=3)

@@ -97,6 +97,16 @@ def test_a_tolerance_at_the_end_is_met():
     assert 0.2 * lost < report.lost.kl <= 0.3 * lost
 
 
+def test_other_kept_sets_count_too():
+    model = language.taught()
+    guard = protected(model)
+    guard.keep([{"input_ids": language.NEW}], "new")  # which changes most
+    trained(model, guard)
+    report = guard.finish()
+    assert report.lost_before.name == report.lost.name == "new"
+    assert report.lost.kl <= 0.5 * report.lost_before.kl
+
+
 def test_little_that_was_lost_is_not_worth_averaging():
     model = language.taught()
     guard = protected(model)

@@ -275,7 +275,8 @@ class ProtectCallback(AnchorholdCallback):
 
     >>> Trainer(model, args, train_dataset=..., callbacks=[ProtectCallback(tokenizer)])
 
-    Save the model after ``train()``: checkpoints that the Trainer writes on the way are not averaged.
+    Save the model after ``train()``: checkpoints that the Trainer writes on the way are not averaged. Another
+    ``train()`` protects the model anew, with what it has learned by then.
 
     Args:
         given: the tokenizer, by default the Trainer's ``processing_class``; or batches of old data.
@@ -303,6 +304,7 @@ class ProtectCallback(AnchorholdCallback):
         self._options = options
         self._finish = {"share": finish_share, "tolerance": finish_tolerance}
         self._tokenizer: Any = None
+        self._is_finished = False
         self._checkpoint: tuple[Path, dict[str, Any]] | None = None
 
     @property
@@ -314,6 +316,8 @@ class ProtectCallback(AnchorholdCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Protect the model, or take up what a checkpoint has, and attach the guard."""
+        if self._is_finished:  # what the model has learned since is to be kept too
+            self._source, self._is_finished = GuardInCallback(self._protected), False
         self._tokenizer = kwargs.get("processing_class")
         self._checkpoint = checkpoint_to_resume(args, state) if state.global_step > 0 else None
         super().on_train_begin(args, state, control, **kwargs)
@@ -334,6 +338,7 @@ class ProtectCallback(AnchorholdCallback):
         assert isinstance(guard, ProtectedGuard)
         if guard.has_moved:
             report = guard.finish(**self._finish)
+            self._is_finished = True
             if state.is_world_process_zero and self._options.get("progress", True) is True:
                 print(report, file=sys.stderr, flush=True)
 

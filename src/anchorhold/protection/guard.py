@@ -59,9 +59,10 @@ class Report:
     share: float | None = None
     """How much of what training moved the weights have kept; ``None`` before :meth:`ProtectedGuard.finish`."""
     lost_before: SetRetention | None = None
-    """What was lost of the samples that were kept aside when training ended."""
+    """What was lost of the kept set that lost most, when training ended: of the samples that were kept aside, unless
+    others were kept too."""
     lost: SetRetention | None = None
-    """What is lost of them now."""
+    """What is lost of it now."""
     predicted: float | None = None
     """What the importance predicts to second order for the end of training, in nats a token or sample."""
 
@@ -131,12 +132,12 @@ class ProtectedGuard(Guard):
                 "when training has ended; guard.attach(optimizer) comes before training."
             )
         found = self.retention()
-        lost = found[ASIDE]
+        lost = found.worst  # of the samples kept aside, and of what else guard.keep() was given
         if given is None:
             given = self._pulled_back(allowed if allowed is not None else GIVEN_BACK * lost.kl, lost.kl, allowed)
         else:
             self.average(given)
-        left = self.retention()[ASIDE]
+        left = self.retention()[lost.name]
         self.detach()
         second_order = found.second_order_prediction
         self.report = dataclasses.replace(
