@@ -185,6 +185,11 @@ def test_options_that_make_no_sense(options, match):
     refused(ConfigurationError, match, language.untrained(), TOKENIZER, **options)
 
 
+def test_old_data_that_the_model_does_not_take():
+    match = r"failed on old data of \(14, 5\) \(RuntimeError: .*forward=lambda"
+    refused(BatchError, match, nn.Linear(4, 3), [torch.randn(16, 5)])
+
+
 def test_old_data_given_twice():
     refused(ConfigurationError, "Give one", nn.Linear(4, 3), [torch.randn(8, 4)], old_data=[torch.randn(8, 4)])
 

@@ -133,7 +133,8 @@ def _sorted_out(model: nn.Module, given: Any, settings: Protection) -> tuple[Pro
         if text_writer(model) is None:
             raise BatchError(
                 f"protect() without old data: {type(model).__name__} cannot write its own. Give a few hundred old "
-                "inputs as batches: protect(model, batches)."
+                "inputs as batches, protect(model, batches); or, for a language model of one's own, what it wrote: "
+                "text=anchorhold.write_text(model, 512, start=0)."
             )
         raise ConfigurationError(
             f"protect() without a tokenizer: {type(model).__name__} is a language model, whose own text begins and "

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anchorhold.engine.batches import Batch, Forward, call_model, check_batches, read_batch
+from anchorhold.engine.batches import Batch, Forward, call_model, check_batches, describe_inputs, read_batch
 from anchorhold.engine.conventions import BatchReader
 from anchorhold.engine.conventions.huggingface import text_writer, tokens_of
 from anchorhold.engine.isolation import evaluation_mode
 from anchorhold.engine.scores import IGNORED
-from anchorhold.errors import BatchError
+from anchorhold.errors import AnchorholdError, BatchError
 from anchorhold.own_text import OwnText
 
 ASIDE = 8
@@ -106,8 +106,7 @@ def scored_positions(model: nn.Module, batches: Sequence[Batch], forward: Forwar
             outputs = torch.empty(*tokens.shape, max(tokens_of(writer), default=2), device="meta")
         else:
             if shape is None:
-                with evaluation_mode(model, model.parameters()):
-                    shape = (forward or call_model)(model, batch.inputs).shape
+                shape = _shape(model, batch, forward)
             outputs = torch.empty(batch.size, *shape[1:], device="meta")
         labels = batch.labels_for(outputs)
         positions = outputs.shape[:-1].numel()
@@ -121,6 +120,20 @@ def scored_positions(model: nn.Module, batches: Sequence[Batch], forward: Forwar
             )
         scored, samples = scored + own, samples + batch.size
     return scored / samples, "sample" if scored == samples else "token"
+
+
+def _shape(model: nn.Module, batch: Batch, forward: Forward | None) -> torch.Size:
+    """Return the shape of the outputs of a batch, or say that the model cannot be called with it."""
+    try:
+        with evaluation_mode(model, model.parameters()):
+            return (forward or call_model)(model, batch.inputs).shape
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
+        if isinstance(error, AnchorholdError | torch.OutOfMemoryError):
+            raise
+        raise BatchError(
+            f"The model failed on old data of {describe_inputs(batch.inputs)} ({type(error).__name__}: {error}). Give "
+            "batches as it takes them, or say how it is called: forward=lambda model, inputs: ..."
+        ) from error
 
 
 def _first(batches: Iterable[Any], most: int) -> Iterable[Batch]:
