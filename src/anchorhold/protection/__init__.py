@@ -3,6 +3,7 @@
 from anchorhold.protection.guard import ProtectedGuard, Report
 from anchorhold.protection.in_one_call import plan, protect, resume_protection
 from anchorhold.protection.planning import Plan
+from anchorhold.protection.samples import Samples
 from anchorhold.protection.settings import Protection
 
-__all__ = ["Plan", "ProtectedGuard", "Protection", "Report", "plan", "protect", "resume_protection"]
+__all__ = ["Plan", "ProtectedGuard", "Protection", "Report", "Samples", "plan", "protect", "resume_protection"]

@@ -61,7 +61,7 @@ def protect(
 
     A language model writes its own text, an eighth of which is kept aside. The Fisher information is measured on it, in
     the best form that memory and time have room for, and held at an exchange rate of 1: a nat of the old is worth a nat
-    of the new. An eighth of each step distils what the model said before. At the end :meth:`ProtectedGuard.finish`
+    of the new. An eighth of each step distils what the model said before. At the end :meth:`~anchorhold.protection.ProtectedGuard.finish`
     averages the weights with those from before, so far that half of what was lost comes back. Any other model is
     protected by old data in the place of own text, and so is a language model that batches are given for.
 
@@ -71,7 +71,7 @@ def protect(
     Args:
         model: the network, ready to be trained, with its adapters.
         given: the tokenizer of a language model; or old batches, of inputs with or without labels.
-        resume: a folder that :meth:`ProtectedGuard.checkpoint` wrote, or a Trainer's checkpoint: nothing is written or
+        resume: a folder that :meth:`~anchorhold.protection.ProtectedGuard.checkpoint` wrote, or a Trainer's checkpoint: nothing is written or
             measured, and what was kept then is kept on. The model may be half trained.
         options: those of :class:`~anchorhold.protection.Protection`.
 
@@ -96,7 +96,7 @@ def protect(
 
 
 def plan(model: nn.Module, given: Any = None, **options: Any) -> Plan:
-    """Return what :func:`protect` would do, with its seconds and bytes; arguments are the same."""
+    """Return what :func:`anchorhold.protect` would do, with its seconds and bytes; arguments are the same."""
     settings, tokenizer = _sorted_out(model, given, Protection.of(options))
     return _prepared(model, tokenizer, settings).plan
 
@@ -205,7 +205,7 @@ def resume_protection(
 
     Args:
         model: the network.
-        given: as for :func:`protect`.
+        given: as for :func:`anchorhold.protect`.
         folder: of the checkpoint.
         state: the guard's, where it has been read already.
         options: those of :class:`~anchorhold.protection.Protection`. The form, the exchange rate and the share are
