@@ -61,9 +61,10 @@ def protect(
 
     A language model writes its own text, an eighth of which is kept aside. The Fisher information is measured on it, in
     the best form that memory and time have room for, and held at an exchange rate of 1: a nat of the old is worth a nat
-    of the new. An eighth of each step distils what the model said before. At the end :meth:`~anchorhold.protection.ProtectedGuard.finish`
-    averages the weights with those from before, so far that half of what was lost comes back. Any other model is
-    protected by old data in the place of own text, and so is a language model that batches are given for.
+    of the new. An eighth of each step distils what the model said before. At the end
+    :meth:`~anchorhold.protection.ProtectedGuard.finish` averages the weights with those from before, so far that half
+    of what was lost comes back. Any other model is protected by old data in the place of own text, and so is a language
+    model that batches are given for.
 
     What will be done is planned first, with its seconds and bytes, and shown. What cannot be done is refused before
     anything is written.
@@ -71,8 +72,8 @@ def protect(
     Args:
         model: the network, ready to be trained, with its adapters.
         given: the tokenizer of a language model; or old batches, of inputs with or without labels.
-        resume: a folder that :meth:`~anchorhold.protection.ProtectedGuard.checkpoint` wrote, or a Trainer's checkpoint: nothing is written or
-            measured, and what was kept then is kept on. The model may be half trained.
+        resume: a folder that :meth:`~anchorhold.protection.ProtectedGuard.checkpoint` wrote, or a Trainer's checkpoint:
+            nothing is written or measured, and what was kept then is kept on. The model may be half trained.
         options: those of :class:`~anchorhold.protection.Protection`.
 
     Returns:
