@@ -81,11 +81,11 @@ def protect(
     """
     if resume is not None:
         return resume_protection(model, given, Path(resume), **options)
-    began = time.perf_counter()
     settings, tokenizer = _sorted_out(model, given, Protection.of(options))
     ready = _prepared(model, tokenizer, settings)
     if settings.progress is True:
         print(ready.plan, file=sys.stderr, flush=True)
+    began = time.perf_counter()
     samples = ready.samples if ready.samples is not None else _written(ready, settings)
     guard = made(model, ready.measure, ready.plan, samples, settings)
     guard.keep(samples.aside, ASIDE, forward=settings.forward, samples=MOST_ASIDE)
@@ -161,7 +161,7 @@ def _before_writing(model: nn.Module, tokenizer: Any, settings: Protection) -> _
     measure = measure_for(settings, None)
     rows = min(MEASURED_AT_ONCE, writing.pieces)
     batch = tokens_to_try(model, writing.length + 1, rows)
-    _try(model, measure, batch, settings)
+    _try(model, measure, tokens_to_try(model, writing.length + 1, 2), settings)
     seconds = writing.seconds()
     count = min(settings.measured, writing.pieces - min(MOST_ASIDE, max(1, writing.pieces // PART_ASIDE)))
     told: dict[str, Any] = {"seconds_writing": seconds, "pieces": writing.missing, "length": writing.length}
