@@ -24,6 +24,7 @@ _PACKAGES = (
     "retention",
     "own_text",
     "merging",
+    "evaluation",
     "adapters",
     "task_free",
     "variational",

@@ -2,6 +2,7 @@
 
 from anchorhold.engine import sample_importance
 from anchorhold.errors import AnchorholdError, AnchorholdWarning
+from anchorhold.evaluation import forgetting
 from anchorhold.forms import Diagonal, Kronecker, LowRank, Rotated, register_form
 from anchorhold.guard import Guard, GuardOptions, averaged_weights
 from anchorhold.holds import DarkExperience, Distillation, Projection, Replay, Variational, register_hold
@@ -59,6 +60,7 @@ __all__ = [
     "Variational",
     "averaged_weights",
     "choose_share",
+    "forgetting",
     "merge",
     "protect",
     "register_form",

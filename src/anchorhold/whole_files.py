@@ -30,10 +30,12 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
 def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Give a file to write to that lies aside, and move it into place once it is written."""
     target = Path(path)
+    # In the same folder: only within one file system is a file moved in one step.
     aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}{_ASIDE}")
     try:
         with aside.open("xb") as file:
             yield file
+            # The content goes to the disk before its name: else a loss of power might leave an empty file there.
             file.flush()
             os.fsync(file.fileno())
         aside.replace(target)
@@ -72,6 +74,7 @@ def content_digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        # As bytes, since numpy does not know every dtype, bfloat16 for one.
         found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 

@@ -205,4 +205,24 @@ def layers_that_cannot_be_measured_so_are_refused(here):
     distributed.barrier()
 
 
+def layers_that_are_cut_up_may_zero_gradients_in_place(here):
+    """A gradient that is zeroed and filled anew is another one, in parts too; one that is left is the last step's."""
+    models = deep(), cut_up(init_device_mesh("cpu", (here.size,)))
+    for model in models:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        options = anchorhold.GuardOptions(implicit=False, group=distributed.group.WORLD)
+        guard = anchorhold.Guard(model, "L2", strength=1.0, options=options)
+        guard.attach(optimizer)
+        for seed in range(4):
+            optimizer.zero_grad(set_to_none=False)
+            loss(model, batch(seed, 8)).backward()
+            optimizer.step()
+            if seed == 1:
+                guard.consolidate()
+        with pytest.raises(anchorhold.errors.OrderError, match="called again without a new backward pass"):
+            optimizer.step()
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(whole(other), one, rtol=1e-10, atol=1e-12)
+
+
 CHECKS = [each for name, each in list(globals().items()) if name.startswith("layers_")]

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import anchorhold
 from anchorhold.integrations.hub import from_pretrained, save_pretrained
-from tests.distributed.centre_checks import taught
+from tests.distributed.anchor_checks import taught
 from tests.distributed.problem import whole
 from tests.distributed.processes import everyones
 from tests.guard.helpers import batch, net

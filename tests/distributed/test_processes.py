@@ -15,7 +15,7 @@ from tests.distributed.processes import run_checks
 from tests.guard.helpers import net
 
 TWO = ["tests.distributed.ddp_checks", "tests.distributed.mistake_checks", "tests.distributed.rank_checks"]
-TWO += ["tests.distributed.fsdp_checks", "tests.distributed.centre_checks", "tests.distributed.page_checks"]
+TWO += ["tests.distributed.fsdp_checks", "tests.distributed.anchor_checks", "tests.distributed.page_checks"]
 TWO += ["tests.distributed.whole_network_checks", "tests.distributed.projection_checks"]
 TWO += ["tests.distributed.hold_checks", "tests.distributed.implicit_checks", "tests.distributed.strength_checks"]
 TWO += ["tests.distributed.retention_checks", "tests.distributed.relatives_checks", "tests.distributed.merged_checks"]

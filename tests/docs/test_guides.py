@@ -146,6 +146,12 @@ def test_own_text(capsys):
     assert scope["guard"].tasks == 1
 
 
+def test_measure_forgetting(capsys):
+    scope = run_page("guides/measure-forgetting.md")
+    assert str(scope["report"]) in capsys.readouterr().out
+    assert 0 < scope["lost"].error < scope["lost"].value and scope["report"].rows[0].bits_before is None
+
+
 def test_adding_ones_own():
     with mock.patch.dict(RULES), mock.patch.object(base, "_conventions", registered_conventions()):  # for other tests
         run_page("guides/extending.md")

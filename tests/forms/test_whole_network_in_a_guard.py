@@ -1,4 +1,4 @@
-"""One matrix over the whole network in a guard: held, saved, loaded, grown and let go of as any other importance."""
+"""One matrix over the whole network in a guard: held, saved, loaded, grown and deleted as any other importance."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Layers measured in turns: the same importance, and never more sums at once than were asked for."""
+"""Layers measured in chunks: the same importance, and never more sums at once than were asked for."""
 
 import weakref
 
@@ -68,7 +68,7 @@ def test_what_a_turn_has_found_is_put_to_rest_before_the_next():
         torch.testing.assert_close(matrix.trace(), whole.held.matrices[name].trace(), rtol=0.02, atol=0)
 
 
-def test_what_was_measured_is_let_go_of_block_by_block_when_it_is_told(monkeypatch):
+def test_each_matrix_is_dropped_once_its_diagonal_is_there(monkeypatch):
     """In 16 bits what is kept is another: both, and a diagonal of every weight, would be as much again at the end."""
     there, shown, diagonal = [], TaskResult.shown, RotatedMatrix.diagonal
 
@@ -99,8 +99,8 @@ def test_the_gradient_of_the_loss_is_of_all_layers():
     given = [(x, torch.zeros(8, dtype=torch.long)) for x in data()]
     whole.consolidate(given)
     turned.consolidate(given, within=max(block.measuring for block in turned.cost().blocks))
-    for name, tilt in whole.held.linear_term.items():
-        torch.testing.assert_close(turned.held.linear_term[name], tilt, rtol=1e-10, atol=1e-14)
+    for name, r in whole.held.linear_term.items():
+        torch.testing.assert_close(turned.held.linear_term[name], r, rtol=1e-10, atol=1e-14)
 
 
 def test_what_cannot_be_within_is_refused_and_nothing_has_changed():
@@ -111,7 +111,7 @@ def test_what_cannot_be_within_is_refused_and_nothing_has_changed():
         guard.consolidate(data(), within=0)
     with pytest.raises(BatchError, match="times, and the batches given can be gone through once"):
         anchorhold.Guard(network(), "EWC", form=Kronecker()).consolidate(iter(data()), within=2000)
-    with pytest.raises(ConfigurationError, match="'diagonal', which has no layers to be measured in turns"):
+    with pytest.raises(ConfigurationError, match="'diagonal', which has no layers to be measured in chunks"):
         anchorhold.Guard(network(), "EWC").consolidate(data(), within=10_000)
     assert not guard.held.matrices
 

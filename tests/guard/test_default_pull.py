@@ -87,7 +87,7 @@ ELSEWHERE = {
     "beside a hold on the same weights": (sgd, {"holds": ["asymmetric"]}),
     "RMSprop": (lambda model: torch.optim.RMSprop(model.parameters(), lr=0.01), {"form": "kronecker"}),
     "two rates": (two_rates, {"form": "rotated"}),
-    "a hold that leans": (sgd, {"form": "rotated", "anchor": "mean"}),
+    "a hold with a linear term": (sgd, {"form": "rotated", "anchor": "mean"}),
     "a gradient term": (sgd, {"form": "kronecker", "anchor": "mean", "gradient_term": True}),
     "exact sums": (sgd, {"form": anchorhold.Rotated(sums="exact")}),
     "one matrix of all weights": (sgd, {"form": "dense"}),

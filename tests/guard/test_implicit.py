@@ -111,7 +111,7 @@ def formula(form, make, reach, strength=C, steps=8, **options):
     """Train beside a guard by hand, and return the models of both."""
     model = net()
     guard = consolidated(model, strength=strength, form=form, implicit=True, **options)
-    matrices, anchor, tilt = guard.held.matrices, guard.anchor, guard.held.linear_term
+    matrices, anchor, linear_term = guard.held.matrices, guard.anchor, guard.held.linear_term
     twin = copy.deepcopy(model)
     optimizer, its = make(model.parameters()), make(twin.parameters())
     guard.attach(optimizer)
@@ -135,7 +135,7 @@ def formula(form, make, reach, strength=C, steps=8, **options):
                     [torch.as_tensor(reach(seen[n]), dtype=torch.float64).expand(own[n].shape).flatten() for n in names]
                 )
                 d = torch.cat([(own[n] - anchor[n]).flatten() for n in names])
-                r = torch.cat([tilt.get(n, torch.zeros_like(own[n])).flatten() for n in names])
+                r = torch.cat([linear_term.get(n, torch.zeros_like(own[n])).flatten() for n in names])
                 system = torch.eye(len(d), dtype=torch.float64) + 2 * strength * h.unsqueeze(1) * q
                 d = torch.linalg.solve(system, d + 2 * strength * h * r)
                 for n, part in zip(names, d.split(sizes), strict=True):
@@ -176,20 +176,20 @@ def test_in_other_forms_it_is_one_product_where_all_weights_go_equally_far(form,
 
 
 @pytest.mark.parametrize("kind", ["momentum", "Adam"])
-def test_a_hold_that_leans(kind):
+def test_a_hold_with_a_linear_term(kind):
     leaning = {"anchor": "mean", "gradient_term": True}
     same(*formula("diagonal", *REACHES[kind], **leaning))
 
 
 @pytest.mark.parametrize("form", ["rotated", "kronecker", "lowrank", "dense"])
-def test_in_other_forms_a_hold_that_leans_is_refused(form):
-    """Rounding would make it lean along directions that nothing holds, by as much more as the strength is larger."""
+def test_in_other_forms_a_linear_term_is_refused(form):
+    """Rounding would make one up along directions that nothing holds, by as much more as the strength is larger."""
     for leaning in ({"anchor": "mean"}, {"anchor": "mean", "gradient_term": True}):
         with pytest.raises(anchorhold.errors.ConfigurationError, match="which gives the hold a linear term"):
             anchorhold.Guard(net(), "EWC", form=form, **grouped(implicit=True, **leaning))
 
 
-def test_a_hold_that_leans_does_so_by_each_patterns_own_strength():
+def test_a_linear_term_has_each_patterns_own_strength():
     model = net()
     patterns = {"0.*": 0.0, "*": 10.0}
     guard = anchorhold.Guard(

@@ -348,7 +348,7 @@ def test_detaching_frees_what_only_steps_need(implicit):
     assert not any(ref() is not None for ref in buffers)
 
 
-def test_an_optimizer_that_is_gone_is_let_go():
+def test_an_optimizer_that_is_gone_is_forgotten():
     model = net()
     guard = consolidated(model)
     for _ in range(3):

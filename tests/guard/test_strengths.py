@@ -10,7 +10,7 @@ from torch.distributed import checkpoint
 
 import anchorhold
 from anchorhold.errors import AnchorholdWarning, ConfigurationError, NotFiniteError, StateError
-from tests.guard.centre.test_anchors import data, gradient, half_square, hessian, moved, put, regression, row
+from tests.guard.anchors.test_anchors import data, gradient, half_square, hessian, moved, put, regression, row
 from tests.guard.helpers import batch, loss, net, train
 from tests.helpers import grouped
 
@@ -101,8 +101,8 @@ def test_in_every_form_and_around_every_centre(form, options):
     plain = after_two_tasks(net(), 1.0, form=form, **options)
     for name, omega in plain.importance.items():  # what was measured is not what it is multiplied by
         torch.testing.assert_close(guard.importance[name], omega, **CLOSE)
-    for name, tilt in plain.held.linear_term.items():
-        torch.testing.assert_close(guard.held.linear_term[name], tilt, **CLOSE)
+    for name, r in plain.held.linear_term.items():
+        torch.testing.assert_close(guard.held.linear_term[name], r, **CLOSE)
     moved(model, 3)
     put(plain._core.runtime.model, row(model))
     expected = slopes_of(plain, plain._core.runtime.model)

@@ -6,7 +6,8 @@ from torch import nn
 
 import anchorhold
 from anchorhold.forms import Kronecker16, Rotated, Rotated16
-from anchorhold.holds.of_weights.quadratic import add_pull, displacement
+from anchorhold.holds.base import displacement
+from anchorhold.holds.of_weights.quadratic import add_pull
 
 STRENGTH = 0.37213  # which 16 bits cannot hold
 

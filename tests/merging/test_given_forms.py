@@ -187,7 +187,7 @@ def test_what_no_form_is_of_is_averaged():
 
 @pytest.mark.parametrize("name", ["EWC", "SI", "MAS", "sqrtFisher"])
 def test_files_of_the_first_version(name):
-    path = f"tests/guard/saving/saved_by_0.1.0/{name}.safetensors"
+    path = f"tests/guard/state/saved_by_0.1.0/{name}.safetensors"
     before = {key.removeprefix("anchor/"): t for key, t in load_file(path).items() if key.startswith("anchor/")}
     model = nn.ParameterDict({key.replace(".", "_"): nn.Parameter(t) for key, t in before.items()})
     after = {key: p.detach() for key, p in zip(before, moved(model).values(), strict=True)}

@@ -1,4 +1,4 @@
-"""Finding a model's adapters, and saying which of them nothing is known of."""
+"""Find a model's adapters, and name those that are of no known kind."""
 
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple

@@ -29,8 +29,8 @@ def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[N
     """Put ``model`` in eval mode with gradients for ``parameters`` of single samples, and restore all afterwards."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(evaluation_with_gradients(model, parameters))
-        # A fused attention hides its backward pass from vmap.
         stack.enter_context(reentrant_checkpoints_run())
+        # A fused attention hides its backward pass from vmap.
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(without_cudnn())
@@ -99,8 +99,10 @@ def evaluation_mode(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Ite
                     # A buffer that was not written to is left alone: a write would upset a later backward pass.
                     if version_of(tensor) != version:
                         tensor.copy_(values)
+                    # The module may have put another tensor in its place.
                     setattr(module, name, tensor)
             for module, training in modes:
+                # One by one: train() would set the modules below as well, and may do more.
                 module.training = training
 
 
@@ -330,6 +332,7 @@ def renormed_rows_put_back() -> Iterator[None]:
         yield
     finally:
         with _renorm_lock:
+            # The last change first: a row may have been shortened more than once.
             for table, rows, values in reversed(_renormed[thread]):
                 table[rows] = values
             if outside is None:

@@ -120,7 +120,7 @@ class Matrix(ABC):
         raise ProtectError(
             f"The block {block.name!r} had the parameters {self.block.parameters} when it was consolidated and now has "
             f"{block.parameters}: some were frozen then, or are now. Protect the same ones in every task, or call "
-            f"forget({self.block.parameters[0]!r}) to let go of what was learned there."
+            f"forget({self.block.parameters[0]!r}) to delete its importance."
         )
 
     @abstractmethod

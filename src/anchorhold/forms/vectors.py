@@ -73,7 +73,7 @@ def places_in(block: Block, earlier: Block) -> Tensor:
     if gone := [name for name in earlier.parameters if name not in block.parameters]:
         raise ProtectError(
             f"{gone[0]!r} was consolidated in one matrix with {len(earlier.parameters) - 1} other parameters, and is "
-            f"no longer protected, or in the model. Put it back, or call forget({gone[0]!r}) to let go of the whole "
+            f"no longer protected, or in the model. Put it back, or call forget({gone[0]!r}) to delete the whole "
             "matrix, and of what was learned there."
         )
     numbers = torch.arange(block.length).split([torch.Size(shape).numel() for shape in block.shapes])

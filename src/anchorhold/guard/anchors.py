@@ -5,7 +5,7 @@ for all tasks (Huszár 2018, arXiv 1712.03847). The sum of the tasks' own penalt
 :math:`\theta_k`, has the same Q and another centre, the mean :math:`(\sum_k Q_k)^{-1}\sum_k Q_k\theta_k`. For the
 diagonal that is weight by weight :math:`(\Omega\theta^* + \omega\theta)/(\Omega + \omega)`, and it is the anchor. In
 other forms no mean is solved for, which would divide by what is nearly 0: the anchor stays the last solution, and
-the *tilt* r says how the sum leans there,
+the *linear term* r, minus half of the gradient of the sum there, is kept beside it,
 
 .. math:: \sum_k \langle\theta-\theta_k, Q_k(\theta-\theta_k)\rangle + 2\langle\theta-\theta_k, g_k\rangle
           = \langle D, Q(D)\rangle - 2\langle D, r\rangle + \text{const}, \qquad D = \theta - \theta^*, \quad
@@ -31,28 +31,28 @@ from torch import Tensor
 from anchorhold.adapters import Change, mapped
 from anchorhold.errors import ConfigurationError, NotFiniteError, OrderError
 from anchorhold.forms import Matrix
-from anchorhold.guard.batch_norm.folding import Folding
 from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.measurement import TaskResult
 from anchorhold.guard.refreshing import refresh
 from anchorhold.holds.of_weights.quadratic import applied
+from anchorhold.spaces import Space
 from anchorhold.tensors.finite import is_finite
 from anchorhold.tensors.sharding import local, wrap_local
 from anchorhold.tensors.storage import running_dtype, to_compute
 
 
 @torch.no_grad()
-def new_anchor(core: Core, result: TaskResult | None, folding: Folding) -> dict[str, Tensor]:
+def new_anchor(core: Core, result: TaskResult | None, space: Space) -> dict[str, Tensor]:
     """Return what the parameters are held to once a task is taken in, changing nothing yet.
 
     Args:
         core: what the guard knows, the task not taken in.
         result: what the measure that holds the model found for it; where that is nothing, the anchor is where
             weights are.
-        folding: the layers that are held as batch norms scale them, those of this task included.
+        space: the coordinates in which the task was measured.
     """
     mean = core.options.anchor_kind == "mean" and not core.has_linear_term
-    theta = core.runtime.parameters | folding.coordinates(core.runtime.parameters)
+    theta = {**core.runtime.parameters, **space.coordinates(core.runtime.parameters)}
     found = {}
     for name, parameter in core.runtime.parameters.items():
         solution = theta[name].detach()
@@ -68,7 +68,7 @@ def new_anchor(core: Core, result: TaskResult | None, folding: Folding) -> dict[
 def new_merged_anchor(core: Core) -> dict[str, Change]:
     """Return what adapters add to weights once a task is taken in, where those are held; changing nothing yet."""
     found: dict[str, Change] = {}
-    for name, change in core.merged.changes().items():
+    for name, change in core.space.changes().items():
         rest = partial(core.options.storage.to_storage, parameter=core.measured[name])
         found[name] = mapped(mapped(change, Tensor.clone), rest)
     return found
@@ -76,7 +76,7 @@ def new_merged_anchor(core: Core) -> dict[str, Change]:
 
 def rebase(core: Core) -> None:
     """Hold merged weights to where they are now, by the importance that was measured before."""
-    if core.state.space.value != "merged":
+    if not core.space_kind.has_changes:
         raise ConfigurationError(
             "refresh(rebase=True) without space='merged': there is no merged weight to count anew."
         )
@@ -88,8 +88,8 @@ def rebase(core: Core) -> None:
     refresh(core)
     here = new_merged_anchor(core)
     core.state.merged_anchor.update({name: here[name] for name in core.state.merged_anchor if name in here})
-    anchor = new_anchor(core, None, core.folding)
-    core.state.anchor.update({name: anchor[name] for name in core.merged.names})
+    anchor = new_anchor(core, None, core.space)
+    core.state.anchor.update({name: anchor[name] for name in core.space.in_parts})
 
 
 def _mean(state: GuardState, result: TaskResult, name: str, solution: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from anchorhold.errors import Warned
 from anchorhold.forms import Form, Matrix
 from anchorhold.guard.arguments.selection import Selection
 from anchorhold.guard.arguments.strengths import USUAL, PatternStrengths
-from anchorhold.guard.batch_norm.folding import FoldedLinearTerm, Folding
 from anchorhold.guard.batch_norm.frozen_statistics import FrozenStatistics, with_statistics
 from anchorhold.guard.distributed.gathering import (
     Gather,
@@ -28,17 +27,17 @@ from anchorhold.guard.distributed.own_parts import OwnParts
 from anchorhold.guard.distributed.ranks import ALONE, Ranks, ddp_wrapper, ranks_of
 from anchorhold.guard.distributed.sharded_matrices import as_parameters_are
 from anchorhold.guard.ledger import Ledger, diagonal_of
-from anchorhold.guard.merged_space import MergedSpace, Space
 from anchorhold.guard.microbatches.gradient_sums import Watched
 from anchorhold.guard.monitor import GONE, REPLACED
 from anchorhold.guard.task_classes import HeadGradients
-from anchorhold.holds import Held, Hold, LinearTerm
+from anchorhold.holds import Held, Hold
 from anchorhold.holds.base import TaskData, TrainingCall
 from anchorhold.retention import KeptSets, Tolerance
 from anchorhold.retention.controller import Control
 from anchorhold.retention.sample_marks import SampleMarks
 from anchorhold.settings import plain
-from anchorhold.tensors.names import named_modules, named_parameters
+from anchorhold.spaces import SPACES, Space, SpaceName
+from anchorhold.tensors.names import named_parameters
 from anchorhold.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, refuse_partitioned
 from anchorhold.tensors.storage import Storage
 
@@ -127,7 +126,7 @@ class GuardState:
     """γ, by which a total is multiplied before a task is added."""
     asked: Setting[str | None]
     """How strongly the guard was asked to hold when it was made, or the one whose state it has, in words."""
-    space: Setting[Space]
+    space: Setting[SpaceName]
     """What is held of adapters: their own parameters, or the weights that they are merged with."""
     implicit: Setting[bool | None]
     """Whether the quadratic hold acts after the step instead of joining the gradient; ``None`` until decided."""
@@ -299,8 +298,7 @@ class Core:
             self.state.driving.damping = self.state.tolerance.damping_in(self.state.driving.form)
         self._largest: tuple[Mapping[str, Matrix], int, dict[str, float]] | None = None
         self._norms: tuple[int, dict[str, BatchNorm]] | None = None
-        self._folding: tuple[int, Folding] | None = None
-        self._merged: tuple[int, MergedSpace] | None = None
+        self._space: tuple[int, Space] | None = None
 
     def choose_gathering(self) -> None:
         """Find out what is gathered at once of a sharded model, which all processes have to ask together."""
@@ -335,18 +333,20 @@ class Core:
     @property
     def beside_the_quadratic(self) -> list[Hold]:
         """What pulls beside the quadratic hold of parameters: that of merged weights, its linear term, and others."""
-        if self.state.merged_anchor and self.state.strength:
-            return [self.merged.hold(self.state.merged_anchor), *self.options.holds]
-        if not self.state.linear_term or not self.state.strength:
+        if not self.state.strength:
             return list(self.options.holds)
-        strengths = self.state.driving.strengths
-        factors = {} if strengths is None else {name: strengths.factor([name]) for name in self.state.linear_term}
-        linear_term = (
-            FoldedLinearTerm(self.state.linear_term, self.folding, factors)
-            if self.folding.pairs
-            else LinearTerm(self.state.linear_term, factors)
-        )
-        return [linear_term, *self.options.holds]
+        own: list[Hold] = [*self.space.holds(self.state.merged_anchor)] if self.state.merged_anchor else []
+        if self.state.linear_term:
+            strengths = self.state.driving.strengths
+            factors = {} if strengths is None else {name: strengths.factor([name]) for name in self.state.linear_term}
+            own.append(self.space.linear_term(self.state.linear_term, factors))
+        return [*own, *self.options.holds]
+
+    def value_of_changes(self, importance: Mapping[str, Matrix], strength: float) -> float:
+        """Return what c⟨D, Q(D)⟩ comes to of what adapters add to weights, by some importance and strength."""
+        held = self.held(self.runtime.parameters, importance=importance)._replace(strength=strength)
+        values = [hold.value(held) for hold in self.space.holds(self.state.merged_anchor)]
+        return sum(float(value) for value in values if value is not None)
 
     def set_strength(self, strength: float, strengths: PatternStrengths | None, relative: float | None) -> None:
         """Hold by another strength from now on; none of it is checked any more."""
@@ -369,26 +369,22 @@ class Core:
             found = self._largest_of_weights() if self.state.driving.form.elementwise else self._largest_of_blocks()
             self._largest = held, self.runtime.version, found
         found = self._largest[2]
-        return found | self._largest_of_adapters(found) if self.merged.adapters else found
+        of_parts = self.space.largest_of_parts(found)
+        return found | of_parts if of_parts else found
 
     def _largest_of_blocks(self) -> dict[str, float]:
         most = {matrix.block: float(matrix.largest_eigenvalue()) for matrix in self.state.driving.held.values()}
-        steep = self.folding.steepness()
+        steep = self.space.steepness()
         return {name: value * steep.get(name, 1.0) for b, value in most.items() for name in b.parameters}
 
     def _largest_of_weights(self) -> dict[str, float]:
-        diagonal = self.folding.diagonal(diagonal_of(self.state.driving.held))
+        diagonal = self.space.diagonal(diagonal_of(self.state.driving.held))
         own = {name: local(omega) for name, omega in diagonal.items()}
         found = {name: float(omega.max()) if omega.numel() else 0.0 for name, omega in own.items()}
         if any(map(is_sharded, self.runtime.parameters.values())):
             every = self.runtime.ranks.each(lambda: found)
             found = {name: max(theirs.get(name, 0.0) for theirs in every) for name in found}
         return found
-
-    def _largest_of_adapters(self, found: Mapping[str, float]) -> dict[str, float]:
-        """Return the same of adapters' parameters, from that of the weights that they change."""
-        steep, parts = self.merged.steepness(), self.merged.parts
-        return {n: found[w] * steep[n] for w, own in parts.items() if w in found for n in own if n in steep}
 
     def held(
         self,
@@ -436,40 +432,41 @@ class Core:
         return self._norms[1]
 
     @property
-    def folding(self) -> Folding:
-        """The layers whose weights are held as batch norms scale them."""
-        if self._folding is None or self._folding[0] != self.runtime.version:
-            modules = dict(named_modules(self.runtime.model)) if self.state.folded_norms else {}
-            self._folding = self.runtime.version, Folding.of(self.state.folded_norms, modules, self.runtime.parameters)
-        return self._folding[1]
+    def space_kind(self) -> type[Space]:
+        """The kind of coordinates in which importance is measured, and the hold acts."""
+        return SPACES["fold" if self.options.batch_norm == "fold" else self.state.space.value]
+
+    def space_of(self, parameters: Mapping[str, nn.Parameter]) -> Space:
+        """Return the space of the model as it is now, where these are the protected parameters, or refuse it."""
+        return self.space_kind(self.runtime.model, parameters, self.state.folded_norms)
 
     @property
-    def merged(self) -> MergedSpace:
-        """The adapters that are held by the weights that they change; none in the space of weights."""
-        if self._merged is None or self._merged[0] != self.runtime.version:
-            self._merged = (
-                self.runtime.version,
-                MergedSpace.of(self.runtime.model, self.runtime.parameters, self.state.space.value),
-            )
-        return self._merged[1]
+    def space(self) -> Space:
+        """The space of the protected parameters: made once a version."""
+        if self._space is not None and self._space[0] == self.runtime.version:
+            return self._space[1]
+        return self._enter(self.space_of(self.runtime.parameters))
+
+    def protect(self, parameters: dict[str, nn.Parameter], space: Space) -> None:
+        """Protect other parameters from now on, in a space that was made for them."""
+        self.runtime.parameters = parameters
+        self.runtime.version += 1
+        self._enter(space)
+
+    def _enter(self, space: Space) -> Space:
+        if self._space is not None:
+            space.resume(self._space[1])
+        self._space = self.runtime.version, space
+        return space
 
     @property
     def measured(self) -> dict[str, nn.Parameter]:
-        """What importance is of, by name: the protected parameters, with merged weights in adapters' place."""
-        return self.measured_of(self.runtime.parameters)
-
-    def measured_of(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-        """Return what importance is of, where these are the protected parameters."""
-        return self.merged.coordinates(parameters) if self.state.space.value == "merged" else parameters
-
-    @property
-    def held_elsewhere(self) -> Collection[str]:
-        """The parameters that are held as part of something else: of a folded map, or of a merged weight."""
-        return self.merged.names if self.state.space.value == "merged" else self.folding.names
+        """What importance is of, by name."""
+        return self.space.measured(self.runtime.parameters)
 
     def blocks(self, form: Form) -> list[Block]:
         """Return which of what is measured belong together in a form."""
-        return self.merged.blocks_of(form, self.measured)
+        return self.space.blocks(form, self.measured)
 
     def keep_statistics(self) -> None:
         """See to it that the statistics stay as they are that are to."""
@@ -495,7 +492,7 @@ class Core:
         found = {
             name: p for name, p in present if name in self.runtime.parameters or (name in names and name in frozen)
         }
-        return self.merged.without_layers(found)
+        return self.space.without_layers(found)
 
     def restart_task(self) -> None:
         """Start the current task's account anew."""

@@ -8,13 +8,11 @@ and elsewhere where that is asked for, before the next one begins.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from anchorhold.adapters import Product, in_parts
 from anchorhold.errors import ConfigurationError
-from anchorhold.forms import Block, Cost, Form, Matrix
+from anchorhold.forms import Block, Form, Matrix
 from anchorhold.forms.sums import SumMatrix
 from anchorhold.guard.core import Core
 from anchorhold.settings import whole_number
@@ -37,7 +35,7 @@ class BlockCost:
     """In which form it is kept."""
     kept: int
     """Bytes that are kept from task to task: Q, its own coordinates where pulls after steps have to find them, the
-    anchor, and how the hold leans there, where it does. With ``sums="exact"`` Q is each task's own, as many as there
+    anchor, and the linear term there, if the hold has one. With ``sums="exact"`` Q is each task's own, as many as there
     are by now."""
     measuring: int
     """Bytes of sums while a task is measured, in the pass that has most of them; beside the samples' own. Of a measure
@@ -114,9 +112,8 @@ def costs_of(core: Core) -> Costs:
         cost, single = form.cost(block, measured), running_dtype(members[0]).itemsize
         anchored, kept = (each.dtype.itemsize if each.dtype else single for each in (core.options.storage, storage))
         weights = sum(parameter.numel() for parameter in members)
-        anchors, applying = weights * (2 if core.has_linear_term else 1), cost.applying
-        if block.name in core.merged.adapters:
-            anchors, applying = _of_merged(core, block, cost)
+        usual = weights * (2 if core.has_linear_term else 1)
+        anchors, applying = core.space.anchor_cost(block, form, cost, usual, core.state.merged_anchor)
         own = core.state.driving.total.get(block.name)
         if own is not None:  # known by now, of how many tasks it is, and how much of it another block has too
             new = [tensor for tensor in own.state().values() if id(tensor) not in counted]
@@ -138,27 +135,6 @@ def costs_of(core: Core) -> Costs:
             )
         )
     return Costs(tuple(found), form.name, core.state.implicit.value)
-
-
-@torch.no_grad()
-def _of_merged(core: Core, block: Block, cost: Cost) -> tuple[int, int]:
-    """Return how many numbers the anchor of a merged weight has, and how many multiplications a step takes.
-
-    The anchor is the adapter's parameters and what they come to: Δ*, or B* and A*, of which those of a fresh adapter
-    have rank 0. A step's products are of D, which has both ranks together.
-    """
-    adapter = core.merged.adapters[block.name]
-    now = adapter.change()
-    then = core.state.merged_anchor.get(block.name, now)
-    if then is now and isinstance(now, Product) and not now.b.is_meta and not bool(now.b.any()):
-        then = None  # which is what will be kept of it
-    numbers = sum(core.runtime.parameters[name].numel() for name in core.merged.parts[block.name])
-    numbers += 0 if then is None else sum(tensor.numel() for tensor in in_parts(then).values())
-    changes = [now] if then is None else [now, then]
-    ranks = [change.b.shape[1] for change in changes if isinstance(change, Product)]
-    if len(ranks) < len(changes):
-        return numbers, cost.applying
-    return numbers, core.state.driving.form.cost_of_product(block, core.measured, sum(ranks))
 
 
 def _measuring(core: Core, block: Block) -> int:
@@ -195,7 +171,7 @@ def chunks_of(core: Core, most: int | None) -> list[list[Block]]:
     if form.elementwise or len(blocks) < 2:
         raise ConfigurationError(
             f"within={most} with {core.state.driver} in the form {form.name!r}, which has no layers to be measured in "
-            "turns. Leave it out, or take a form of layers, such as form='rotated16'."
+            "chunks. Leave it out, or take a form of layers, such as form='rotated16'."
         )
     groups = form.coupled_blocks(blocks, core.state.driving.added_to)
     sizes = [sum(measuring_bytes(form, block, core.measured) for block in group) for group in groups]

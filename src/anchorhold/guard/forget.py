@@ -14,7 +14,7 @@ def forget_all(core: Core, patterns: Sequence[str]) -> None:
     names = list(dict.fromkeys(name for pattern in patterns for name in _matching(pattern, known)))
     measured = core.state.driving.measured
     blocks = [matrix.block.parameters for matrix in measured.values()]
-    blocks += [tuple(parts) for weight, parts in core.merged.parts.items() if weight in measured]
+    blocks += [tuple(parts) for weight, parts in core.space.parts.items() if weight in measured]
     others = [n for block in blocks if not set(names).isdisjoint(block) for n in block if n not in names]
     if others:
         more = f" and {len(others) - 1} other parameter{'s' if others[2:] else ''}" if others[1:] else ""
@@ -43,7 +43,7 @@ def _matching(pattern: str, known: list[str]) -> list[str]:
 
 def forget(core: Core, name: str) -> None:
     """Drop everything known about a parameter, and about the block that it is part of."""
-    for weight in [weight for weight, parts in core.merged.parts.items() if name in parts]:
+    for weight in [weight for weight, parts in core.space.parts.items() if name in parts]:
         forget(core, weight)
     core.state.merged_anchor.pop(name, None)
     for kept in (core.state.anchor, core.task.start, *core.state.running()):

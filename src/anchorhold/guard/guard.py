@@ -494,7 +494,7 @@ class Guard(NotACallback):
             kind = "strength" if core.state.tolerance is None else "tolerance"
             warn(_OTHER_STRENGTH.format(given=given, then=core.state.said_strength, kind=kind))
         if core.state.is_anchored:  # importance of others comes without the strength that a relative one is to find
-            core.state.strength = found_strength(core, core.state.driving.total, core.folding.silent)
+            core.state.strength = found_strength(core, core.state.driving.total, core.space.silent)
         self._attachment.watcher.measures.observed = Observed()
         self._attachment.keep_statistics()
         if core.state.is_anchored and core.state.strength:

@@ -53,7 +53,7 @@ class TaskResult:
     """g, the mean gradient of the task's own loss, where the hold has a term of it."""
 
     def shown(self) -> TaskImportance:
-        """Return it as users are told, and let go of each matrix once its diagonal, which is smaller, is there."""
+        """Return it for users, and drop each matrix once its diagonal, which is smaller, is there."""
         importance: dict[str, Tensor] = {}
         forms: dict[str, str] = {}
         for block in list(self.matrices):

@@ -26,9 +26,10 @@ def penalty_of(core: Core, monitors: Sequence[Monitor], calls: TrainingCalls, *,
     parameters = _in_the_model(core, here)
     for monitor in monitors:
         monitor.before_penalty(parameters, adapters)
-    # The linear term and further holds; that of merged weights needs adapters.
-    holds = core.options.holds if adapters == "unloaded" else core.beside_the_quadratic
-    coordinates = core.folding.coordinates(parameters)
+    # Without the adapters there are no coordinates of theirs, and only further holds are left.
+    unloaded = adapters == "unloaded"
+    holds = core.options.holds if unloaded else core.beside_the_quadratic
+    coordinates = parameters if unloaded else core.space.coordinates(parameters)
     value = penalty_value(coordinates, core.state.driving.held, core.state.anchor, core.state.strength)
     for hold in holds:
         if hold.runs_model and not batches:

@@ -11,11 +11,11 @@ from anchorhold.errors import ConfigurationError, OrderError, ProtectError
 from anchorhold.forms import Matrix
 from anchorhold.guard.arguments.default_space import default_space, warn_of_unmerged
 from anchorhold.guard.arguments.fitting_strengths import check_blocks, check_strengths
-from anchorhold.guard.core import Core, GuardState
+from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.sharded_matrices import refuse_unless_in_parts
 from anchorhold.guard.forget import forget
 from anchorhold.guard.ledger import Ledger
-from anchorhold.guard.merged_space import MergedSpace, Space
+from anchorhold.spaces import Space, SpaceName
 from anchorhold.tensors.names import named_parameters
 from anchorhold.tensors.sharding import like_parameter, reshard
 
@@ -25,8 +25,8 @@ def first_look(core: Core) -> None:
     found = core.options.selection.find(core.runtime.model)
     if core.state.space.is_open:  # first: strengths by pattern are of the names that the space has
         core.state.space = core.state.space.having(default_space(core, found))
-    core.runtime.parameters = _taken_by_forms(core, found)
-    _hold_merged_in_the_gradient(core.state)
+    core.protect(*_taken_by_forms(core, found))
+    _hold_in_the_gradient(core)
     if core.state.driving.strengths is not None:
         check_strengths(core, core.state.driving.strengths)
 
@@ -54,14 +54,14 @@ def refresh(core: Core) -> None:
         }
     if is_open:
         warn_of_unmerged(core)
-    for name in [name for name in core.state.anchor if name not in present and core.merged.covers(name)]:
+    for name in [name for name in core.state.anchor if name not in present and core.space.covers(name)]:
         del core.state.anchor[name]  # an adapter was taken away, and its layer has another, or none that acts
     for name, parameter in core.runtime.parameters.items():
         anchor = core.state.anchor.get(name)
         known = [tensors[name] for tensors in (core.task.start, *core.state.running()) if name in tensors]
         if anchor is None and any(tensor.shape != parameter.shape for tensor in known):
             forget(core, name)  # another parameter, which takes its first step of this task from here
-        elif anchor is not None and anchor.shape != parameter.shape and name in core.merged.names:
+        elif anchor is not None and anchor.shape != parameter.shape and name in core.space.in_parts:
             del core.state.anchor[name]  # of another rank, with the same weight to be held
         elif anchor is not None:
             refuse_another_shape(name, anchor, parameter)
@@ -76,7 +76,7 @@ def refuse_another_shape(name: str, anchor: Tensor, parameter: Tensor) -> None:
     if anchor.shape != parameter.shape:
         raise ProtectError(
             f"{name!r} was consolidated with shape {tuple(anchor.shape)} and now has {tuple(parameter.shape)}. "
-            f"Restore it, or call forget({name!r}) to let go of what was learned there."
+            f"Restore it, or call forget({name!r}) to delete its importance."
         )
 
 
@@ -98,42 +98,38 @@ def refresh_for(core: Core, call: str) -> None:
         )
 
 
-def go_over_to(core: Core, space: Space) -> None:
+def go_over_to(core: Core, space: SpaceName) -> None:
     """Hold adapters in another space from now on, or refuse it and stay as it was: for a state that has it."""
     _take_in(core, space, core.options.selection.find(core.runtime.model))
 
 
-def _take_in(core: Core, space: Space, wanted: dict[str, nn.Parameter]) -> None:
+def _take_in(core: Core, space: SpaceName, wanted: dict[str, nn.Parameter]) -> None:
     """Protect these parameters in a space, or refuse it and stay as it was."""
     before, core.state.space = core.state.space, core.state.space.having(space)
     try:
-        core.runtime.parameters = _taken_by_forms(core, wanted)
+        core.protect(*_taken_by_forms(core, wanted))
     except ConfigurationError:
         core.state.space = before
         raise
-    _hold_merged_in_the_gradient(core.state)
-    core.runtime.version += 1
+    _hold_in_the_gradient(core)
 
 
-def _hold_merged_in_the_gradient(state: GuardState) -> None:
-    """Let nobody decide that merged weights are pulled after steps: they take none of their own."""
-    if state.space.value == "merged" and state.implicit.is_open:
-        state.implicit = state.implicit.having(False)
+def _hold_in_the_gradient(core: Core) -> None:
+    """Let nobody decide that coordinates are pulled after steps that take none of their own."""
+    if core.space_kind.why_explicit and core.state.implicit.is_open:
+        core.state.implicit = core.state.implicit.having(False)
 
 
-def _taken_by_forms(core: Core, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Return parameters, or refuse those that a form cannot keep an importance of, long before it is measured."""
+def _taken_by_forms(core: Core, parameters: dict[str, nn.Parameter]) -> tuple[dict[str, nn.Parameter], Space]:
+    """Return parameters and their space, or refuse those that a form cannot keep an importance of."""
     form = core.state.driving.form
     refuse_unless_in_parts(form, dict(named_parameters(core.runtime.model)))
-    if core.state.space.value == "merged":
-        space = MergedSpace.of(core.runtime.model, parameters, core.state.space.value)
-        parameters = space.without_layers(parameters)
-        space.blocks_of(form, space.coordinates(parameters))
-    elif not any(map(is_lazy, parameters.values())):
-        form.check_model(core.runtime.model, parameters)
+    space = core.space_of(parameters)
+    parameters = space.without_layers(parameters)
+    space.check_form(form, parameters)
     if core.state.driving.strengths is not None:
-        check_blocks(core, core.state.driving.strengths, parameters)
-    return parameters
+        check_blocks(core, core.state.driving.strengths, space, parameters)
+    return parameters, space
 
 
 def _follow(core: Core, name: str, parameter: Tensor) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from anchorhold.adapters import has_adapters, whole
+from anchorhold.adapters import has_adapters
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Form
 from anchorhold.guard.arguments.default_space import why_not_merged
@@ -28,8 +28,9 @@ from anchorhold.tensors.storage import to_compute, widest_dtype
 def describe(core: Core, attached: Sequence[Optimizer], held_back: Owned) -> str:
     """Return what there is to say about a guard; of a sharded model, this process's part."""
     try:
+        core.space_of(core.runtime.parameters)  # the one that is known may be of adapters that were taken away
         held = _held(core)
-    except ConfigurationError as error:  # its adapters were taken away, or others came that cannot be held so
+    except ConfigurationError as error:
         held = [f"as it is now, the model cannot be held: {error}"]
     lines = [_what(core, held_back), *held, *_beside(core), *_kept(core.state), _when(core, attached)]
     return "\n  ".join(lines)
@@ -58,7 +59,7 @@ def _when_it_pulls(core: Core, held_back: Owned) -> str:
     """Return whether the hold acts after steps, and what has decided it where nobody has."""
     if isinstance(core.state.driving.measure, FineTune):
         return ""  # which has no importance to pull by
-    if core.state.implicit.value or not core.state.implicit.is_open or core.state.space.value == "merged":
+    if core.state.implicit.value or not core.state.implicit.is_open or core.space_kind.why_explicit:
         return ", pulling after steps" if core.state.implicit.value else ", pulling in the gradient"
     why = why_explicit(core, held_back)
     open_yet = core.state.implicit.value is None and not why
@@ -67,8 +68,8 @@ def _when_it_pulls(core: Core, held_back: Owned) -> str:
 
 def _adapters(core: Core) -> str:
     """Return what is held of adapters, where there are any."""
-    if core.state.space.value == "merged":
-        return ", adapters by their merged weights"
+    if core.space_kind.description:
+        return f", {core.space_kind.description}"
     protected = {id(parameter) for parameter in core.runtime.parameters.values()}
     if not has_adapters(core.runtime.model, protected):
         return ""
@@ -121,8 +122,8 @@ def _held(core: Core) -> list[str]:
         return [f"holds no weight to its place; protects {amount(protected.values())}"]  # others do the keeping
     verb = "holds" if core.state.strength else "at strength 0 does not hold"
     with_importance = core.state.driving.held_names
-    with_importance |= {n for weight, parts in core.merged.parts.items() if weight in with_importance for n in parts}
-    anchored = core.state.anchor.keys() | core.merged.names  # an adapter's may be of another rank by now
+    with_importance |= {n for weight, parts in core.space.parts.items() if weight in with_importance for n in parts}
+    anchored = core.state.anchor.keys() | core.space.in_parts  # an adapter's may be of another rank by now
     known = {name: p for name, p in protected.items() if name in anchored and name in with_importance}
     held = {name: p for name, p in known.items() if p.shape == core.state.anchor.get(name, p).shape}
     lines = [f"{verb} {amount(held.values())} to {_centre(core)}"]
@@ -137,7 +138,7 @@ def _held(core: Core) -> list[str]:
         lines.append(f"consolidated, and no longer in the model: {gone[0]}{_and_more(gone)}")
     diagonal = {name: local(omega) for name, omega in core.state.driving.diagonal.items()}
     lines.append(f"importance {spread(diagonal.values())}")
-    there = {name: p for name, p in held.items() if name in core.state.anchor and name not in core.merged.names}
+    there = {name: p for name, p in held.items() if name in core.state.anchor and name not in core.space.in_parts}
     if there or core.state.merged_anchor:
         lines.append(_moved(core, there))
     if any(map(is_sharded, held.values())):
@@ -162,7 +163,7 @@ def _moved(core: Core, held: Mapping[str, Tensor]) -> str:
     """
     penalty = lean = 0.0
     since = "from there" if core.options.anchor_kind == "mean" and not core.has_linear_term else "since"
-    diagonal, coordinates = diagonal_of(core.state.driving.held), core.folding.coordinates(held)
+    diagonal, coordinates = diagonal_of(core.state.driving.held), core.space.coordinates(held)
     strengths = core.state.driving.strengths
     moved: dict[str, float] = {}
     sizes: dict[str, float] = {}
@@ -181,9 +182,7 @@ def _moved(core: Core, held: Mapping[str, Tensor]) -> str:
             lean += factor * float(
                 (local(to_compute(core.state.linear_term[name], parameter)) * (theta - anchor)).sum()
             )
-    merged = core.merged.hold(core.state.merged_anchor)
-    for name in merged.adapters:
-        d = whole(merged.displacement(name))
+    for name, d in core.space.displacements(core.state.merged_anchor).items():
         moved[name] = float(d.to(widest_dtype(d.device)).square().sum())
     if not math.isfinite(sum(moved.values())):
         return "some weights are not finite any more: training has diverged"
@@ -193,11 +192,10 @@ def _moved(core: Core, held: Mapping[str, Tensor]) -> str:
     if any(isinstance(matrix, ShardedMatrix) for matrix in core.state.driving.total.values()):
         return f"{so_far}; guard.penalty(), asked on every process, tells the penalty"  # others would have to be here
     if not core.state.driving.form.elementwise:
-        maps = core.folding.coordinates(core.runtime.parameters)
+        maps = core.space.coordinates(core.runtime.parameters)
         penalty = float(penalty_value(maps, core.state.driving.held, core.state.anchor, core.state.strength))
     penalty -= 2 * core.state.strength * lean
-    of_merged = merged.value_of(core.state.driving.held, core.state.strength)
-    penalty += 0.0 if of_merged is None else float(of_merged)
+    penalty += core.value_of_changes(core.state.driving.held, core.state.strength)
     return f"{so_far}; the penalty is {penalty:.3g}"
 
 

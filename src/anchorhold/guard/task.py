@@ -15,6 +15,7 @@ from anchorhold.engine.batches import Forward
 from anchorhold.errors import NotFiniteError
 from anchorhold.forms import Matrix
 from anchorhold.guard.anchors import new_anchor, new_linear_term, new_merged_anchor
+from anchorhold.guard.arguments.fitting_strengths import check_coupled
 from anchorhold.guard.arguments.strengths import strength_from
 from anchorhold.guard.batch_norm.at_consolidation import TaskNorms, norms_of_task
 from anchorhold.guard.core import Core, Runtime
@@ -52,15 +53,15 @@ def end_task(
     norms = norms_of_task(core, batches, forward)
     ranks.together(lambda: check_data_for_holds(core, norms.batches))
 
-    # ω of every measure, with folded and merged weights in place of the model's own.
-    with norms.folding.put_in_place(), core.merged.put_in_place() as called, _marked(core.runtime) as marks:
+    # ω of every measure, with the space's coordinates in place of the model's own weights.
+    with norms.space.put_in_place() as called, _marked(core.runtime) as marks:
         results = measure_task(core, monitors, norms.batches, forward, within)
     for monitor in monitors if batches is not None else ():
         monitor.at_consolidation(called)
     for result in results.values():
-        result.matrices = norms.silenced(result.matrices)
+        result.matrices = norms.space.silenced(result.matrices)
     if state.driving.strengths is not None:
-        norms.folding.check_strengths(state.driving.strengths)
+        check_coupled(norms.space, state.driving.strengths)
 
     # Totals, strength, anchor and linear term. Weights are looked at before anything is gathered from all ranks.
     of_driver = results[state.driver]
@@ -71,8 +72,8 @@ def end_task(
             for name, result in results.items()
         }
     )
-    strength = found_strength(core, of_driver.matrices, norms.folding.silent)
-    anchor = ranks.together(lambda: new_anchor(core, of_driver, norms.folding))
+    strength = found_strength(core, of_driver.matrices, norms.space.silent)
+    anchor = ranks.together(lambda: new_anchor(core, of_driver, norms.space))
     linear_term = ranks.together(lambda: new_linear_term(core, of_driver, anchor))
     merged_anchor = new_merged_anchor(core)
 
@@ -136,7 +137,7 @@ def rehearse_end(core: Core, attachment: Attachment, batches: Iterable[Any] | No
     with undisturbed():  # by the data; measuring keeps the states that the model draws from
         norms = norms_of_task(core, batches, forward)
         ranks.together(lambda: check_data_for_holds(core, norms.batches))
-        with norms.folding.put_in_place(), core.merged.put_in_place():
+        with norms.space.put_in_place():
             rehearse_task(core, attachment.monitors, norms.batches, forward)
         with attachment.watcher.calls.paused():
             ranks.together(lambda: rehearse_holds(core, norms.batches, forward))

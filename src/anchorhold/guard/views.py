@@ -16,7 +16,6 @@ from anchorhold.forms import Form, Matrix
 from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.rank_gradients import CommHook
 from anchorhold.guard.ledger import PathRecord, diagonal_of
-from anchorhold.guard.merged_space import Space
 from anchorhold.guard.microbatches.measure import measure_microbatches
 from anchorhold.guard.refreshing import refresh
 from anchorhold.guard.rollback.rollback import Rollback
@@ -24,6 +23,7 @@ from anchorhold.guard.stepping.attachment import Attachment
 from anchorhold.guard.stepping.path_measures import path_of, take_path
 from anchorhold.holds import Hold
 from anchorhold.retention import PulledBack, TracePoint
+from anchorhold.spaces import SpaceName
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -188,7 +188,7 @@ class Gradients:
         """
         core = self._core
         core.runtime.ranks.together(lambda: refresh(core))
-        with self._attachment.set_aside(), core.merged.put_in_place():
+        with self._attachment.set_aside(), core.space.put_in_place():
             measure_microbatches(core, self._attachment.monitors, batches, forward)
 
     @property
@@ -251,7 +251,7 @@ class ChosenOptions:
         return self._core.state.driving.form
 
     @property
-    def space(self) -> Space:
+    def space(self) -> SpaceName:
         """What is held of adapters: their own parameters, or the weights that they are merged with."""
         return self._core.state.space.value
 

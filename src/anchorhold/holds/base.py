@@ -17,6 +17,7 @@ from anchorhold.errors import ConfigurationError, NotFiniteError
 from anchorhold.forms.base import Form, Matrix
 from anchorhold.settings import number
 from anchorhold.tensors.sharding import local
+from anchorhold.tensors.storage import running_dtype, to_compute
 
 
 class TaskData(NamedTuple):
@@ -236,3 +237,29 @@ def states_kept(holds: Iterable[Hold]) -> Iterator[None]:
         for hold, snapshot in before:
             hold.roll_back(snapshot)
         raise
+
+
+def displacement(
+    matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor], *, rounded: bool = False
+) -> dict[str, Tensor]:
+    """Return D = θ − θ* of a block; 0 for parameters that are not given.
+
+    It is in single precision at least, or rounded from that to what Q's products are made in.
+    """
+    like = next(parameters[name] for name in matrix.block.parameters if name in parameters)
+    exact = running_dtype(like)
+    dtype = matrix.compute_dtype(exact) if rounded else exact
+    return {
+        name: _difference(parameters[name], to_compute(anchor[name], like), exact, dtype)
+        if name in parameters
+        else torch.zeros_like(anchor[name], dtype=dtype, device=like.device)
+        for name in matrix.block.parameters
+    }
+
+
+def _difference(theta: Tensor, theta_star: Tensor, exact: torch.dtype, dtype: torch.dtype) -> Tensor:
+    """Return θ − θ* as it is in one precision, rounded to another."""
+    if exact == dtype:
+        return theta.to(dtype) - theta_star.to(dtype)
+    # In one pass over the weights: torch subtracts 16-bit numbers in single precision, and rounds what it writes.
+    return torch.sub(theta, theta_star, out=torch.empty_like(theta, dtype=dtype))

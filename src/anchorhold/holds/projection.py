@@ -305,7 +305,7 @@ class Projection(Hold):
                     raise ProtectError(
                         f"The projection knows the inputs of {names}, and the layer's protected parameters are now "
                         f"{block.parameters}. Protect the same ones in every task, or call forget({block.name!r}) to "
-                        "let go of what was kept there."
+                        "delete what was kept there."
                     )
 
     def forget(self, name: str) -> None:

@@ -73,8 +73,8 @@ class CommonNames:
         for name in every:
             shapes = {model.label: self._described(model, name).shape for model in self._models}
             if len(set(shapes.values())) > 1:
-                said = ", ".join(f"{shape} in {label}" for label, shape in shapes.items())
-                raise ConfigurationError(f"{name!r} has the shapes {said}; expected models of the same network.")
+                listed = ", ".join(f"{shape} in {label}" for label, shape in shapes.items())
+                raise ConfigurationError(f"{name!r} has the shapes {listed}; expected models of the same network.")
             kinds = {self._described(model, name).dtype for model in self._models}
             if len({dtype.is_floating_point or dtype.is_complex for dtype in kinds}) > 1 or any(
                 str(dtype).removeprefix("torch.").startswith(_QUANTISED) for dtype in kinds

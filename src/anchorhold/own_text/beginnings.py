@@ -141,9 +141,9 @@ class Beginnings:
         text = getattr(config, "get_text_config", None)
         key = f"{name}_token_id"
         sources = [getattr(model, "generation_config", None), config, text() if callable(text) else None]
-        said = next((own for own in (getattr(source, key, None) for source in sources) if own is not None), None)
+        configured = next((own for own in (getattr(source, key, None) for source in sources) if own is not None), None)
         found: list[int] = []
-        for own in (said, getattr(self._tokenizer, key, None)):
+        for own in (configured, getattr(self._tokenizer, key, None)):
             several = own if isinstance(own, list | tuple) else [own]
             # Some name −1, which means none.
             found += [int(token) for token in several if isinstance(token, Integral) and int(token) >= 0]

@@ -143,9 +143,9 @@ def _read_asked(folder: Path) -> dict[str, Any] | None:
 def _refuse_others(folder: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     different = [name for name in sorted({*there, *asked}) if there.get(name) != asked.get(name)]
     if different:
-        said = {"weights": "the model's weights are others", "beginnings": "the prompts are others"}
+        words = {"weights": "the model's weights are others", "beginnings": "the prompts are others"}
         reasons = [
-            said.get(name, f"{name} is {there.get(name)!r} there and {asked.get(name)!r} here") for name in different
+            words.get(name, f"{name} is {there.get(name)!r} there and {asked.get(name)!r} here") for name in different
         ]
         raise StateError(
             f"{str(folder)!r} holds another text: {'; '.join(reasons)}. Name another folder, or, to read what is "
@@ -156,12 +156,12 @@ def _refuse_others(folder: Path, there: Mapping[str, Any], asked: Mapping[str, A
 def _read_file(path: Path, digest: str) -> list[Piece]:
     """Return the pieces of one file, or say that it cannot be used."""
     try:
-        tensors, said = read_tensors(path)
+        tensors, metadata = read_tensors(path)
     except StateError as error:
         raise _damaged(path, "it is not whole") from error
     except OSError as error:
         raise StoreError(f"{str(path)!r} cannot be read ({error}).") from error
-    if said.get("asked") != digest:
+    if metadata.get("asked") != digest:
         raise _damaged(path, "it was written for another text")
     if set(tensors) not in (_NAMES, _NAMES | _TOP):
         raise _damaged(path, "it has other tensors")

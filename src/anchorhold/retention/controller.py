@@ -11,7 +11,7 @@ integral control alone. A proportional or a derivative part would answer the noi
 is large (a derivative was tried, and ended further from τ); the integral averages it.
 
 It slows down as time passes, since nothing is lost at first, at whatever strength: what is lost grows for as long as
-weights travel. At a steady pace the strength was let go meanwhile, to a thousandth of the one that would have ended at
+weights travel. At a steady pace the strength fell meanwhile, to a thousandth of the one that would have ended at
 aτ, and came back too late: on digits at τ = 0.1 such runs learned 91.6 % in rotated coordinates and these 95 %, as the
 best constant strength does. What is slower than the time that has passed cannot have shown itself yet, so that t sets
 a pace that fits without knowing how long training will last. What is lost on the way does not count.

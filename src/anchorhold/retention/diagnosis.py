@@ -47,7 +47,7 @@ _NEVER = (
     "little of the new is learned, {weaker}, or train for longer."
 )
 _LET_GO = (
-    "what is new asked for no more in the end, or the hold was let go too late to be used. If too little of the new is "
+    "what is new asked for no more in the end, or the hold was loosened too late. If too little of the new is "
     "learned, {weaker}, or train for longer."
 )
 _TIGHTENED = (
@@ -179,14 +179,14 @@ def _far(found: "PulledBack") -> str:
     """Say why so much of what was learned had to go, where that is so."""
     if found.share >= FAR:
         return f" But {_NEVER_ATTACHED}" if found.never_attached else ""
-    said = "So nearly all that was learned is undone: " if found.is_undone else "Most of what was learned had to go: "
+    undone = "So nearly all that was learned is undone: " if found.is_undone else "Most of what was learned had to go: "
     if _began_used(found):
-        return f" {said}{found.at_first:.3g} were lost before the first step of this task. {_anew(found.tolerance)}"
+        return f" {undone}{found.at_first:.3g} were lost before the first step of this task. {_anew(found.tolerance)}"
     if found.never_attached:
-        return f" {said}{_NEVER_ATTACHED}"
+        return f" {undone}{_NEVER_ATTACHED}"
     other = f", or take {_ROTATED}" if found.is_diagonal else ""
     before = "" if found.at_first is not None else ", or earlier tasks have used it up"
-    return f" {said}the tolerance is too small for this task, held as it was{before}. Allow more{other}."
+    return f" {undone}the tolerance is too small for this task, held as it was{before}. Allow more{other}."
 
 
 def _unsure(found: "PulledBack") -> str:

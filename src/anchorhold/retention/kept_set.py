@@ -146,7 +146,7 @@ class KeptSet:
     def _compared(self, model: nn.Module, reader: BatchReader, forward: Forward, chunk: Chunk) -> Sums:
         whose = f"the kept set {self.name!r}"
         try:
-            made = predictions(model, reader.read(chunk.batch), forward, whose, said=self.forward is not None)
+            made = predictions(model, reader.read(chunk.batch), forward, whose, has_forward=self.forward is not None)
         except AnchorholdError:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
@@ -224,12 +224,12 @@ def keep(
     chunks: list[Chunk] = []
 
     def made_of(batch: Batch) -> Predictions:
-        return _made(model, reader.read(_as_given(batch)), call, whose, said=forward is not None)
+        return _made(model, reader.read(_as_given(batch)), call, whose, has_forward=forward is not None)
 
     with evaluation_mode(model, model.parameters()):
         for number, batch in enumerate(_in_parts(batches, made_of) if cut else batches):
             given = _as_given(batch)
-            made = _made(model, reader.read(given), call, whose, said=forward is not None)
+            made = _made(model, reader.read(given), call, whose, has_forward=forward is not None)
             places = None if made.counted is None else made.counted.nonzero().flatten()
             classes = made.logits.shape[-1]
             allowed = max(1, MOST_NUMBERS * batch.size // (every * classes))
@@ -290,10 +290,10 @@ def _split(batch: Batch, size: int) -> list[Batch]:
     return [batch[first:last] for first, last in pairwise(ends)]
 
 
-def _made(model: nn.Module, batch: Batch, call: Forward, whose: str, *, said: bool) -> Predictions:
+def _made(model: nn.Module, batch: Batch, call: Forward, whose: str, *, has_forward: bool) -> Predictions:
     """Return what a model says of a batch; one that it cannot be called with is refused in words."""
     try:
-        return predictions(model, batch, call, whose, said=said)
+        return predictions(model, batch, call, whose, has_forward=has_forward)
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
         if isinstance(error, AnchorholdError | torch.OutOfMemoryError):
             raise

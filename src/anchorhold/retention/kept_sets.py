@@ -17,7 +17,7 @@ class KeptSets(Mapping[str, KeptSet]):
         self._sets: dict[str, KeptSet] = {}
         self.expected: dict[str, list[float]] = {}
         """Those that a state was saved with, by their marks, which are to be there before its run goes on."""
-        self.let_go: set[str] = set()
+        self.dropped: set[str] = set()
         """Names of sets that were dropped, and may be kept anew to count from then on."""
 
     def __getitem__(self, name: str) -> KeptSet:
@@ -56,7 +56,7 @@ class KeptSets(Mapping[str, KeptSet]):
             raise ConfigurationError(f"name={name!r}: expected a text without '/', by which the set is reported.")
         if name in self._sets:
             raise ConfigurationError(
-                f"A set is kept by the name {name!r} already. Give another name, or let go of it first: "
+                f"A set is kept by the name {name!r} already. Give another name, or drop that set first: "
                 f"guard.kept.drop({name!r})."
             )
         return name
@@ -71,7 +71,7 @@ class KeptSets(Mapping[str, KeptSet]):
             self[name]
         self._sets.pop(name, None)
         self.expected.pop(name, None)
-        self.let_go.add(name)
+        self.dropped.add(name)
 
     def refuse_unless_complete(self) -> None:
         """Refuse to go on without the sets that a state was saved with."""

@@ -81,7 +81,9 @@ class Sums:
         return Sums(**{name: mine[name] + theirs[name] for name in mine})
 
 
-def predictions(model: nn.Module, batch: Batch, forward: Forward, whose: str, *, said: bool = False) -> Predictions:
+def predictions(
+    model: nn.Module, batch: Batch, forward: Forward, whose: str, *, has_forward: bool = False
+) -> Predictions:
     """Return what a model says of a batch, or refuse outputs that are no logits.
 
     Args:
@@ -89,11 +91,11 @@ def predictions(model: nn.Module, batch: Batch, forward: Forward, whose: str, *,
         batch: as the model's family has them.
         forward: how it is called.
         whose: the inputs in words, for messages.
-        said: whether a user has said how it is called, and so where classes lie.
+        has_forward: whether a user has given how it is called, and so where classes lie.
     """
     outputs: Any = forward(model, batch.inputs)
     labels = batch.labels_for(outputs) if isinstance(outputs, Tensor) and outputs.ndim > 1 else None
-    _refuse_others(model, batch, outputs, labels, whose, said=said)
+    _refuse_others(model, batch, outputs, labels, whose, has_forward=has_forward)
     rows = outputs.flatten(0, -2)
     counted = counted_positions(batch, outputs)
     classes = labels is not None and labels.shape == outputs.shape[:-1] and not labels.is_floating_point()
@@ -106,7 +108,7 @@ def predictions(model: nn.Module, batch: Batch, forward: Forward, whose: str, *,
 
 
 def _refuse_others(
-    model: nn.Module, batch: Batch, outputs: Any, labels: Tensor | None, whose: str, *, said: bool
+    model: nn.Module, batch: Batch, outputs: Any, labels: Tensor | None, whose: str, *, has_forward: bool
 ) -> None:
     """Refuse what the KL of a softmax would be no measure of."""
     shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -123,7 +125,7 @@ def _refuse_others(
         raise ConfigurationError(f"{whose.capitalize()} have targets like the outputs {shape}. {NO_CLASSES}")
     second = outputs.ndim > 2 and labels is not None and labels.shape == (len(outputs), *outputs.shape[2:])
     if (second and labels is not None and labels.shape != outputs.shape[:-1]) or (
-        outputs.ndim > 3 and labels is None and not said
+        outputs.ndim > 3 and labels is None and not has_forward
     ):
         raise ConfigurationError(
             f"On {whose} the model gives {shape}, in which classes may lie second, as image models have them; expected "

@@ -82,6 +82,6 @@ class Retention:
             losses = [f"{loss:9.4g}" if loss is not None else f"{'–':>9}" for loss in (each.loss_then, each.loss_now)]
             lines.append(f"{each.name:{wide}}  {kl:>{across}}  {each.agreement:10.1%}  {losses[0]}  {losses[1]}")
         if self.tolerance is not None:
-            said = "within" if self.is_within else "beyond"
-            lines.append(f"worst: {self.worst.name}, {said} the tolerance of {self.tolerance:g}")
+            side = "within" if self.is_within else "beyond"
+            lines.append(f"worst: {self.worst.name}, {side} the tolerance of {self.tolerance:g}")
         return "\n".join(lines)

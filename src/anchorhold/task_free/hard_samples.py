@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from anchorhold.errors import BatchError, NotFiniteError
+from anchorhold.holds.of_batches.batch_hold import class_loss
 from anchorhold.holds.of_batches.buffers import OUTPUTS_AT_ONCE, Kind, Sample, Stack, samples_of
-from anchorhold.holds.of_batches.replay import class_loss
 from anchorhold.settings import whole_number
 
 Losses = Callable[[Any], Tensor | None]

@@ -149,6 +149,7 @@ def wrap_local(part: Tensor, parameter: Tensor) -> Tensor:
         return part
     from torch.distributed.tensor import DTensor  # noqa: PLC0415
 
+    # run_check would have all processes compare their parts, or send them.
     return DTensor.from_local(
         part,
         parameter.device_mesh,

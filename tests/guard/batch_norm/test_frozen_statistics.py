@@ -106,7 +106,7 @@ def test_the_mode_that_was_asked_for_comes_back():
     assert not model[1].training
 
 
-def test_two_guards_keep_it_until_both_have_let_go():
+def test_two_guards_keep_it_until_both_are_detached():
     model = dense().train()
     first, second = consolidated(model, batch_norm="freeze"), consolidated(model, batch_norm="freeze")
     first.detach()
@@ -116,7 +116,7 @@ def test_two_guards_keep_it_until_both_have_let_go():
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle"])
-def test_copies_are_frozen_too_and_a_copied_guard_can_let_go(way):
+def test_copies_are_frozen_too_and_a_copied_guard_can_unfreeze_them(way):
     model = dense().train()
     guard, optimizer = frozen(model)
     guard.detach()

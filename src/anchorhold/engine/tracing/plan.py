@@ -350,6 +350,7 @@ class _Saved:
         return sum(self.seen.values())
 
     def pack(self, tensor: Tensor) -> Tensor:
+        # Views of one tensor share its memory, and count once.
         base = tensor if tensor._base is None else tensor._base
         if not base.is_leaf and tensor.layout is torch.strided:  # a sparse one has no memory that could be told apart
             storage = tensor.untyped_storage()

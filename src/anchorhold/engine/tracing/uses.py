@@ -74,6 +74,7 @@ class Writes:
         """Put back what was changed, and return the first of it."""
         changed = [kept for kept in self.kept.values() if not _same(kept.parameter.data, kept.values)]
         for kept in changed:
+            # The pass has given the parameter other memory: its own comes back first, then the values in it.
             if _address(kept.parameter) != _address(kept.memory):
                 kept.parameter.data = kept.memory
             kept.memory.copy_(kept.values)
@@ -115,6 +116,7 @@ class Writes:
         for name, parameter in self.parameters.items():
             if parameter.layout is torch.strided:
                 found.setdefault(_address(parameter), []).append(name)
+        # The address of tensors without memory, which share none.
         found.pop(0, None)
         return found
 

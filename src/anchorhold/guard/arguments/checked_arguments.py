@@ -12,13 +12,13 @@ from anchorhold.forms.layers import LayerForm
 from anchorhold.guard.arguments.strengths import checked_relative_strength
 from anchorhold.guard.core import AnchorKind
 from anchorhold.guard.ledger import Ledger
-from anchorhold.guard.merged_space import Space
 from anchorhold.holds import Hold
 from anchorhold.holds import hold as hold_by_name
 from anchorhold.measures import MEASURES, FineTune, Measure
 from anchorhold.measures import measure as measure_by_name
 from anchorhold.retention import Tolerance
 from anchorhold.settings import number
+from anchorhold.spaces import SpaceName
 
 
 def device_with_number(given: torch.device | str) -> torch.device:
@@ -165,14 +165,14 @@ def refuse_merged_path(space: object, measure: Measure, form: Form) -> None:
 
 
 def checked_space(
-    value: Space | None,
+    value: SpaceName | None,
     ledgers: Mapping[str, Ledger],
     holds: Sequence[Hold],
     anchor: AnchorKind,
     batch_norm: str | None,
     *,
     implicit: bool,
-) -> Space | None:
+) -> SpaceName | None:
     """Return in which space adapters are held, or refuse what does not go together with that.
 
     ``None`` stays so where both would do.
@@ -198,11 +198,11 @@ def checked_space(
             "adapters have one together there. Leave the hold out, or give options=GuardOptions(space='weights')."
         )
     others = {"anchor='mean'": anchor == "mean", "batch_norm='fold'": batch_norm == "fold", "implicit=True": implicit}
-    for said, asked in others.items():
+    for words, asked in others.items():
         if asked:
             raise ConfigurationError(
-                f"space='merged' with {said}: that is of parameters, and merged weights are products of them. Leave "
-                f"{said} out, or give options=GuardOptions(space='weights')."
+                f"space='merged' with {words}: that is of parameters, and merged weights are products of them. Leave "
+                f"{words} out, or give options=GuardOptions(space='weights')."
             )
     return "merged"
 

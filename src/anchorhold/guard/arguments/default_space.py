@@ -6,7 +6,7 @@ coordinates of merged weights lost the same. A diagonal gained little, and is as
 nothing is said, it is of adapters' own parameters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -16,12 +16,12 @@ from anchorhold.adapters import every_adapter
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms.layers import LayerForm
 from anchorhold.guard.core import Core, GuardState
-from anchorhold.guard.merged_space import MergedSpace, Space
+from anchorhold.spaces import Merged, SpaceName
 
 _UNMERGED = "adapters that are not held merged"
 
 
-def default_space(core: Core, parameters: Mapping[str, nn.Parameter]) -> Space:
+def default_space(core: Core, parameters: Mapping[str, nn.Parameter]) -> SpaceName:
     """Return the space of a guard that may have either, where these are the protected parameters."""
     if not _keeps_more_merged(core.state) or any(map(is_lazy, parameters.values())):
         return "weights"
@@ -81,11 +81,11 @@ def _keeps_more_merged(state: GuardState) -> bool:
     return isinstance(state.driving.form, LayerForm) and state.driving.measure.needs.data
 
 
-def _merged(core: Core, parameters: Mapping[str, nn.Parameter]) -> MergedSpace:
+def _merged(core: Core, parameters: Mapping[str, nn.Parameter]) -> Merged:
     """Return a model's adapters in merged space, or refuse those that cannot be held so."""
-    merged = MergedSpace.of(core.runtime.model, parameters, "merged")
-    merged.refuse_parts()
-    merged.blocks_of(core.state.driving.form, merged.coordinates(merged.without_layers(parameters)))
+    merged = Merged(core.runtime.model, parameters, {})
+    merged.check()
+    merged.check_form(core.state.driving.form, merged.without_layers(parameters))
     return merged
 
 
@@ -95,7 +95,7 @@ def _patterns(core: Core) -> list[str]:
     return [*core.options.selection.patterns, *(strengths.given if strengths is not None else ())]
 
 
-def _names_parts(pattern: str, parts: Mapping[str, list[str]]) -> bool:
+def _names_parts(pattern: str, parts: Mapping[str, Sequence[str]]) -> bool:
     """Whether a pattern is of an adapter's own parameters, such as ``"*lora_*"``, and not of all that its layer has."""
     return any(
         not fnmatchcase(weight, pattern) and any(fnmatchcase(name, pattern) for name in own)

@@ -10,23 +10,23 @@ from anchorhold.adapters import every_adapter
 from anchorhold.errors import ConfigurationError
 from anchorhold.guard.arguments.strengths import PatternStrengths
 from anchorhold.guard.core import Core, Runtime
-from anchorhold.guard.merged_space import MergedSpace
+from anchorhold.spaces import Space
 
 
 def check_strengths(core: Core, strengths: PatternStrengths) -> None:
     """Refuse strengths by pattern that do not fit what is protected."""
     _refuse_own_parameters(core, strengths)
     strengths.check_used(core.measured.keys() | core.frozen.keys())
-    check_blocks(core, strengths, core.runtime.parameters)
-    core.folding.check_strengths(strengths)
+    check_blocks(core, strengths, core.space, core.runtime.parameters)
+    check_coupled(core.space, strengths)
 
 
 def _refuse_own_parameters(core: Core, strengths: PatternStrengths) -> None:
     """Refuse a pattern of adapters' own parameters alone where the weights are held that they are merged with."""
-    for pattern in strengths.given if core.state.space.value == "merged" else ():
-        parts = [name for name in core.merged.names if fnmatchcase(name, pattern)]
+    for pattern in strengths.given if core.space.parts else ():
+        parts = [name for name in core.space.in_parts if fnmatchcase(name, pattern)]
         if parts and not any(fnmatchcase(name, pattern) for name in core.measured):
-            weight = min(name for name, own in core.merged.parts.items() if min(parts) in own)
+            weight = min(name for name, own in core.space.parts.items() if min(parts) in own)
             raise ConfigurationError(
                 f"strength[{pattern!r}] is of adapters' own parameters, such as {min(parts)!r}, and here adapters "
                 f"are held by their merged weights. Give a pattern that matches the names of those, such as "
@@ -34,12 +34,10 @@ def _refuse_own_parameters(core: Core, strengths: PatternStrengths) -> None:
             )
 
 
-def _refuse_merged_weights(
-    runtime: Runtime, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]
-) -> None:
+def _refuse_merged_weights(runtime: Runtime, strengths: PatternStrengths, measured: Mapping[str, nn.Parameter]) -> None:
     """Refuse a pattern of the weights alone that adapters change where their own parameters are held."""
-    unused = [each for each in strengths.given if not any(fnmatchcase(name, each) for name in parameters)]
-    held = {id(p) for p in parameters.values()} if unused else ()
+    unused = [each for each in strengths.given if not any(fnmatchcase(name, each) for name in measured)]
+    held = {id(p) for p in measured.values()} if unused else ()
     for found in every_adapter(runtime.model, held) if unused else ():
         if pattern := next((each for each in unused if fnmatchcase(found.weight, each)), None):
             raise ConfigurationError(
@@ -49,16 +47,20 @@ def _refuse_merged_weights(
             )
 
 
-def check_blocks(core: Core, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
+def check_blocks(core: Core, strengths: PatternStrengths, space: Space, parameters: dict[str, nn.Parameter]) -> None:
     """Refuse a parameter without a strength, and a block with several."""
-    space = MergedSpace.of(core.runtime.model, parameters, core.state.space.value)
-    coordinates = space.coordinates(parameters)
-    if core.state.space.value == "weights":
-        _refuse_merged_weights(core.runtime, strengths, parameters)
-    for name in coordinates:
+    measured = space.measured(parameters)
+    _refuse_merged_weights(core.runtime, strengths, measured)
+    for name in measured:
         strengths.of(name)
     form = core.state.driving.form
     if form.elementwise or any(map(is_lazy, parameters.values())):
         return
-    for block in space.blocks_of(form, coordinates):
+    for block in space.blocks(form, measured):
         strengths.check_together(block.parameters, f"in the form {form.name!r} one matrix holds both")
+
+
+def check_coupled(space: Space, strengths: PatternStrengths) -> None:
+    """Refuse strengths that differ where a space can only have one."""
+    for names, why in space.coupled:
+        strengths.check_together(names, why)

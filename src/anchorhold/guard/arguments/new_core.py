@@ -80,8 +80,8 @@ def new_core(
     strengths = {"strength": strength, "relative_strength": relative_strength}
     driving.strengths = PatternStrengths(c) if isinstance(c, dict) else None
     allowed = checked_space(rarer.space, ledgers, others, anchor, batch_norm, implicit=rarer.implicit is True)
-    lean = has_linear_term(driving.form, anchor, gradient_term=rarer.gradient_term)
-    either = rarer.implicit is None and may_be_implicit(driving.form, batch_norm, has_linear_term=lean)
+    sloped = has_linear_term(driving.form, anchor, gradient_term=rarer.gradient_term)
+    either = rarer.implicit is None and may_be_implicit(driving.form, batch_norm, has_linear_term=sloped)
     asked = Options(
         Selection(protect),
         storage,
@@ -93,7 +93,9 @@ def new_core(
         batch_norm=checked_batch_norm(batch_norm, ledgers, others),
         named_form=kept_as if isinstance(form, str) else None,
     )
-    pull = None if either else checked_implicit(rarer.implicit or False, driving.form, batch_norm, has_linear_term=lean)
+    pull = (
+        None if either else checked_implicit(rarer.implicit or False, driving.form, batch_norm, has_linear_term=sloped)
+    )
     state = GuardState(
         ledgers,
         driver.name,
@@ -109,7 +111,7 @@ def new_core(
         state.asked = Setting(state.said_strength, "given")
     core = Core(asked, state, TaskState(), Runtime(model, rarer.group))
     first_look(core)
-    core.merged.refuse_parts()
+    core.space.check()
     warn_of_unmerged(core)
     return core
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from anchorhold.guard.distributed.gathering import Gather
-from anchorhold.guard.merged_space import Space
+from anchorhold.spaces import SpaceName
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -45,7 +45,7 @@ class GuardOptions:
         state_device: where all of them are kept, such as ``"cpu"``; by default with the parameters.
     """
 
-    space: Space | None = None
+    space: SpaceName | None = None
     gradient_term: bool = False
     implicit: bool | None = None
     group: "ProcessGroup | None" = None

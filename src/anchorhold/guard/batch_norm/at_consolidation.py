@@ -7,12 +7,11 @@ from typing import Any
 
 from anchorhold.engine.batches import Forward, check_batches
 from anchorhold.errors import BatchError, ConfigurationError, ModelError, warn
-from anchorhold.forms import Matrix
-from anchorhold.guard.batch_norm.folding import Folding
 from anchorhold.guard.batch_norm.followed_layers import Following, find_following
 from anchorhold.guard.batch_norm.frozen_statistics import is_fresh
 from anchorhold.guard.core import Core, Runtime
 from anchorhold.guard.distributed.ranks import is_fully_sharded
+from anchorhold.spaces import Folded, Space
 from anchorhold.tensors.names import named_modules
 
 
@@ -24,22 +23,18 @@ class TaskNorms:
     """Those whose statistics stay as they are from now on."""
     folded: dict[str, str]
     """Those that are held together with the layer that they follow."""
-    folding: Folding
+    space: Space
+    """The coordinates in which the task is measured, and held from now on."""
     batches: Iterable[Any] | None
     """The task's batches, of which the first may have been looked at."""
-
-    def silenced(self, matrices: Mapping[str, Matrix]) -> dict[str, Matrix]:
-        """Return importances with 0 for parameters that are no coordinates of what is held."""
-        silent = self.folding.silent
-        return {name: m.scale(0.0) if silent.issuperset(m.block.parameters) else m for name, m in matrices.items()}
 
 
 def norms_of_task(core: Core, batches: Iterable[Any] | None, forward: Forward | None) -> TaskNorms:
     """Return what is to be done with batch norms, without changing anything yet."""
     if core.options.batch_norm is None or not core.norms:
-        return TaskNorms(frozenset(), {}, Folding({}), batches)
+        return TaskNorms(frozenset(), {}, core.space, batches)
     if core.options.batch_norm == "freeze":
-        return TaskNorms(core.state.frozen_norms | _trained(core), {}, Folding({}), batches)
+        return TaskNorms(core.state.frozen_norms | _trained(core), {}, core.space, batches)
     _refuse_sharded(core.runtime)
     if batches is None:
         raise BatchError(
@@ -62,9 +57,9 @@ def norms_of_task(core: Core, batches: Iterable[Any] | None, forward: Forward | 
     new = left - core.state.frozen_norms - core.runtime.warned.about(_UNFOLDED) - found.unseen
     _warn_of_unfolded({name: found.others.get(name, _OTHERWISE) for name in new})
     core.runtime.warned.add(_UNFOLDED, new)
-    folding = Folding.of(folded, dict(named_modules(core.runtime.model)), core.runtime.parameters)
-    folding.agree(core.runtime.ranks)
-    return TaskNorms(core.state.frozen_norms | left, folded, folding, _with_first(given, iterator, first))
+    space = Folded(core.runtime.model, core.runtime.parameters, folded)
+    space.agree(core.runtime.ranks.take_first)
+    return TaskNorms(core.state.frozen_norms | left, folded, space, _with_first(given, iterator, first))
 
 
 def _trained(core: Core) -> set[str]:

@@ -14,7 +14,7 @@ from anchorhold.engine.batches import Forward, KeptInputs, call_model
 from anchorhold.engine.conventions import BatchReader
 from anchorhold.engine.isolation import isolated
 from anchorhold.errors import ModelError
-from anchorhold.guard.batch_norm.folding import Foldable, Folding, Pair
+from anchorhold.spaces.folded import Foldable, Folded, Pair
 from anchorhold.tensors.names import named_modules
 
 FEW = 2
@@ -98,7 +98,7 @@ def find_following(
             found.others[name] = f"it and {layer!r} before it are no linear map"
         else:
             found.layers[name] = layer
-    _check_folded(Folding.of(found.layers, modules, parameters), run, outputs)
+    _check_folded(Folded(model, parameters, found.layers), run, outputs)
     return found
 
 
@@ -150,15 +150,15 @@ def _are_close(found: Tensor, expected: Tensor, size: float) -> bool:
     return float((found - expected).abs().max()) <= tolerance * largest
 
 
-def _check_folded(folding: Folding, run: Callable[[], Tensor], outputs: Tensor) -> None:
+def _check_folded(space: Folded, run: Callable[[], Tensor], outputs: Tensor) -> None:
     """Refuse a network that computes something else once its layers are folded."""
-    if not folding.pairs:
+    if not space.pairs:
         return
-    with folding.put_in_place():
+    with space.put_in_place():
         folded = run()
     if not _are_close(folded, outputs, 10 * float(outputs.abs().max())):
         raise ModelError(
-            f"With {', '.join(map(repr, folding.pairs))} folded into the layers before them the model computes "
+            f"With {', '.join(map(repr, space.pairs))} folded into the layers before them the model computes "
             "something else, so the output of such a layer, or its weight, is used elsewhere too. Take "
             "batch_norm='freeze'."
         )

@@ -39,7 +39,7 @@ class FrozenStatistics:
         wanted = list(layers)
         for layer in self._layers:
             if layer not in wanted:
-                _let_go(layer, mode)
+                _unfreeze(layer, mode)
         for layer in wanted:
             if layer not in self._layers:
                 _keep(layer)
@@ -74,7 +74,7 @@ def _keep(layer: BatchNorm) -> None:
     layer.eval()
 
 
-def _let_go(layer: BatchNorm, mode: bool) -> None:
+def _unfreeze(layer: BatchNorm, mode: bool) -> None:
     stand_in = vars(layer).get("train")
     if not isinstance(stand_in, _StaysInEval):
         return

@@ -62,6 +62,7 @@ def gathers_layers(model: nn.Module, ranks: Ranks, asked: Gather | None) -> bool
         free = free_bytes(device)
         return free is None or wanted <= free
 
+    # All of them gather layers if one has to, since they gather together.
     return not all(ranks.each(has_room))
 
 

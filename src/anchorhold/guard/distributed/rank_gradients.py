@@ -136,6 +136,7 @@ class RankGradients:
         if not self.active:
             return self._averaging(self._state, bucket)
         buffer, gradients, parameters = bucket.buffer(), bucket.gradients(), bucket.parameters()
+        # Squared before the average overwrites the buffer; in float32 at least, since 16 bits overflow or vanish.
         squares = buffer.to(torch.promote_types(buffer.dtype, torch.float32)).square().div_(self.estimates)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             self._squares[id(parameter)] = _same_part(squares, gradient, buffer)
@@ -148,6 +149,7 @@ class RankGradients:
 
         def note_sizes(future: "Future[Any]") -> Tensor:
             value = future.value()
+            # What averages may give a tensor, or a list of one.
             mean: Tensor = value[0] if isinstance(value, list | tuple) else value
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 self._sizes[id(parameter)] = _squared_norm(_same_part(mean, gradient, buffer))

@@ -57,6 +57,7 @@ class Ranks:
             raised = error
         outcomes = self._gather(_Outcome(value, None if raised is None else _told(raised)))
         if raised is not None:
+            # Its own error as it is, with its traceback; the others get its words.
             raise raised
         for rank, outcome in enumerate(outcomes):
             if outcome.failure is not None:
@@ -76,6 +77,7 @@ class Ranks:
         if self.size == 1:
             return work()
         found = self.together(lambda: work() if self.rank == 0 else {})
+        # Shapes go ahead, so that the other ranks have memory to receive the tensors in.
         first = self.each(lambda: {name: (t.shape, t.dtype, t.device.type) for name, t in found.items()})[0]
         tensors = {
             name: found[name].contiguous() if name in found else torch.empty(shape, dtype=dtype, device=device)
@@ -100,6 +102,7 @@ class Ranks:
             return
         from torch import distributed  # noqa: PLC0415
 
+        # broadcast() counts the ranks of the whole run, also within a group.
         first = 0 if self.group is None else distributed.get_global_rank(self.group, 0)
         for tensor in tensors:
             distributed.broadcast(tensor, first, group=self.group)
@@ -119,6 +122,7 @@ class Ranks:
             return gradients
         averaged: list[Tensor | None] = []
         for gradient, parameter, somewhere in zip(gradients, parameters, present, strict=True):
+            # A rank without a gradient adds one of 0, since the others wait for its part of the sum.
             own = torch.zeros_like(parameter, requires_grad=False) if gradient is None else gradient
             averaged.append(self.add_up(own).div_(self.size) if somewhere else None)
         return averaged

@@ -68,6 +68,7 @@ class ShardedMatrix(Matrix):
         """Return all of Q and of D, in one go."""
         own = list(self._parts.state().values())
         every = whole_together([*own, *d.values()])
+        # By identity: map() is given the very tensors that state() returned.
         known = dict(zip(map(id, own), every, strict=False))
         return self._parts.map(lambda part: known[id(part)]), dict(zip(d, every[len(own) :], strict=True))
 
@@ -173,4 +174,5 @@ def _in_rows(tensor: Tensor, mesh: "DeviceMesh") -> Tensor:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa: PLC0415 (not in every build)
 
     last = Shard(0) if tensor.ndim else Replicate()
+    # Every process has all of it and keeps its own rows: nothing is sent.
     return distribute_tensor(tensor, mesh, [*[Replicate()] * (mesh.ndim - 1), last], src_data_rank=None)

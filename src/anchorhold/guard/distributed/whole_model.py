@@ -51,6 +51,7 @@ def _twin(module: nn.Module, fill: Filled, filled: dict[int, nn.Parameter]) -> n
     in_front = getattr(kind, "_orig_cls_mro_index", None)  # FSDP2 puts a class of its own in front of a module's
     if in_front is not None:
         kind = kind.__mro__[in_front]
+    # Without __init__(), which would make parameters of its own.
     twin = kind.__new__(kind)
     # The way in which torch's DataParallel makes its replicas.
     own = vars(twin)

@@ -39,7 +39,7 @@ class AttachedOptimizers(Monitor):
         """Warn if the penalty acts on nothing that moves."""
         core = self.core
         here = [
-            p for name, p in core.runtime.parameters.items() if name in core.state.anchor or name in core.merged.names
+            p for name, p in core.runtime.parameters.items() if name in core.state.anchor or name in core.space.in_parts
         ]
         if any(id(p) in attaching.owned for p in here):  # frozen ones may be thawed yet
             return

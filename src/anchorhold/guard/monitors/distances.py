@@ -27,7 +27,7 @@ def some_of(tensor: Tensor) -> Tensor:
 def displacements(core: "Core", owned: Mapping[str, nn.Parameter]) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield of each tensor that is held some of θ − θ*, the same elements of θ*, and how many it has in all."""
     # In the coordinates that they are held in: a layer's anchor may be of the map that a batch norm makes of it.
-    coordinates, anchor = core.folding.coordinates(owned), core.state.anchor
+    coordinates, anchor = core.space.coordinates(owned), core.state.anchor
     held = core.state.driving.held_names
     for name, here in coordinates.items():
         if name in held and name in anchor and (own := local(here)).numel():

@@ -21,7 +21,7 @@ class MissingParameters(Monitor):
             here = [
                 p
                 for name, p in core.runtime.parameters.items()
-                if name in core.state.anchor or name in core.merged.names
+                if name in core.state.anchor or name in core.space.in_parts
             ]
             if any(id(p) in attaching.owned for p in here):
                 self._warn_of_gone(core.runtime.parameters)
@@ -45,7 +45,7 @@ class MissingParameters(Monitor):
     def at_consolidation(self, called: Collection[str]) -> None:
         """Warn of merged weights that nothing is known of, since their layers were not called."""
         core = self.core
-        missed = [name for name in core.merged.adapters if name not in called]
+        missed = [name for name in core.space.parts if name not in called]
         if missed and any(ledger.measure.needs.data for ledger in core.state.ledgers.values()):
             warn(
                 f"The layers of {and_others(missed)} were not called while importance was measured, so that it is 0 "
@@ -85,7 +85,7 @@ class MissingParameters(Monitor):
         """Warn if adapters add nothing to weights, and did when they were consolidated."""
         core = self.core
         then = {name for name, change in core.state.merged_anchor.items() if bool(whole(change).any())}
-        now = core.merged.changes() if then else {}
+        now = core.space.changes() if then else {}
         if then and not any(bool(whole(now[name]).any()) for name in then if name in now):
             warn(
                 f"The adapters add nothing to {and_others(sorted(then))}, and did when they were consolidated: they "

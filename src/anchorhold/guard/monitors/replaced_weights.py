@@ -70,7 +70,7 @@ class ReplacedWeights(Monitor):
         """
         core = self.core
         # A mean of solutions is where no model was, and what is folded is held as the map that it is part of.
-        if core.options.anchor_kind != "last" or core.folding.pairs:
+        if core.options.anchor_kind != "last" or core.space.mapped:
             return
         away = distance(core.runtime.parameters, core.state.anchor)
         if not away <= ELSEWHERE:
@@ -94,7 +94,7 @@ class ReplacedWeights(Monitor):
         # What is held as part of something else has an anchor that is none of its own, and so has a mean of solutions.
         if not others or (core.options.anchor_kind == "mean" and not core.has_linear_term):
             return
-        held = core.state.driving.held_names - set(core.folding.names)
+        held = core.state.driving.held_names - core.space.mapped
         away = {n: distance({n: p}, core.state.anchor) for n, p in others.items() if n in held}
         far = [name for name, share in away.items() if share > ANEW and _pulls_at(core.state, name)]
         if far:

@@ -46,7 +46,7 @@ class Stability(Monitor):
         if not groups:
             return
         # Which adapters act is known by what has a gradient: a switch says nothing to the guard.
-        acting = {n for n, p in owned.items() if p.grad is not None} if core.state.space.value == "merged" else set()
+        acting = {n for n, p in owned.items() if p.grad is not None} if core.space.parts else set()
         known = (core.runtime.version, core.state.strength, rates, acting)
         if self._checked.get(optimizer) == known:
             return
@@ -94,8 +94,8 @@ class Stability(Monitor):
             return f"or {adam}"
         core = self.core
         usual = may_be_implicit(core.state.driving.form, core.options.batch_norm, has_linear_term=core.has_linear_term)
-        said = "implicit=True, as it is by default with SGD" if usual else "implicit=True"
-        return f"{adam}, or Guard(..., {said}), whose pull cannot overshoot"
+        setting = "implicit=True, as it is by default with SGD" if usual else "implicit=True"
+        return f"{adam}, or Guard(..., {setting}), whose pull cannot overshoot"
 
 
 _MAY_BE_WHY = " That the strength is too much for SGD was told before, and may be why: then no batch is at fault."

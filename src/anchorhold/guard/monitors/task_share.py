@@ -66,11 +66,11 @@ class TaskShare(Monitor):
         # A tolerance looks after its strength, and what further holds add is not of the strength's size.
         if not held or core.state.tolerance is not None or core.options.holds or self._warned_of == core.state.strength:
             return
-        looked_at = taken < FIRST_STEPS or LATER_STEP - FIRST_STEPS <= taken < LATER_STEP
-        if not looked_at or is_capturing() or sgd_groups(step.optimizer):
+        is_measured = taken < FIRST_STEPS or LATER_STEP - FIRST_STEPS <= taken < LATER_STEP
+        if not is_measured or is_capturing() or sgd_groups(step.optimizer):
             return
         held_by = core.state.driving.held_names
-        names = [name for name in step.parameters if name in held_by or name in core.held_elsewhere]
+        names = [name for name in step.parameters if name in held_by or name in core.space.held_elsewhere]
         grads = {name: step.parameters[name].grad for name in names}
         self._noted = {
             n: some_of(g) for n, g in grads.items() if g is not None and not g.is_sparse and local(g).numel()

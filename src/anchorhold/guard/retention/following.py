@@ -207,7 +207,6 @@ def predicted(core: Core) -> float | None:
     """Return the KL that the importance predicts to second order, ½⟨D, Q(D)⟩, where it is one of squared gradients."""
     if not core.state.is_anchored or not is_mean_of_squares(core.state.driving.measure):
         return None
-    coordinates = core.folding.coordinates(core.runtime.parameters)
+    coordinates = core.space.coordinates(core.runtime.parameters)
     own = penalty_value(coordinates, core.state.driving.total, core.state.anchor, 0.5)
-    merged = core.merged.hold(core.state.merged_anchor).value_of(core.state.driving.total, 0.5)
-    return float(own) + (0.0 if merged is None else float(merged))
+    return float(own) + core.value_of_changes(core.state.driving.total, 0.5)

@@ -62,7 +62,7 @@ def keep_inputs(
 
 def _warn_unless_before_training(core: Core, name: str) -> None:
     """Say so where weights have left the anchor already: what was lost on the way there does not count."""
-    if core.state.is_anchored and core.is_trained and name not in core.state.kept.let_go:
+    if core.state.is_anchored and core.is_trained and name not in core.state.kept.dropped:
         steps = max(core.task.steps.values())
         warn(
             f"keep() after {steps} step{'' if steps == 1 else 's'} of task {core.state.tasks + 1}: what is lost of the "
@@ -116,8 +116,8 @@ def warn_unless_binding(state: GuardState, kept: Iterable[KeptSet]) -> None:
     """Say so where a tolerance is more than all that can be lost of a set."""
     for each in kept if state.tolerance is not None else ():
         assert state.tolerance is not None
-        if (said := never_binds(each.name, each.classes, state.tolerance.nats)) is not None:
-            warn(said)
+        if (message := never_binds(each.name, each.classes, state.tolerance.nats)) is not None:
+            warn(message)
 
 
 def _refuse_unless_classes(state: GuardState) -> None:

@@ -72,12 +72,8 @@ def checked_way(core: Core, call: str) -> dict[str, nn.Parameter]:
             f"{call} before the first consolidate(): there are no weights from before to go back to. Consolidate "
             "what the model knew before it is trained; of two models by themselves, use anchorhold.merge."
         )
-    if core.folding.pairs:
-        raise ConfigurationError(
-            f"{call} with batch_norm='fold': the anchor is of folded weights, which a mean of weights and statistics "
-            "is not. Take batch_norm='freeze', or average state dicts with anchorhold.merge."
-        )
     refresh(core)  # which refuses weights of another shape than they were consolidated with
+    core.space.check_way_back(call)
     held = {name: p for name, p in core.runtime.parameters.items() if name in core.state.anchor}
     for name, parameter in held.items():
         if not is_finite(parameter):

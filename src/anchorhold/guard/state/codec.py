@@ -99,7 +99,7 @@ def _read(core: Core, state: Mapping[str, Any]) -> _Restored:
     check_settings(core, state)
     values = {value.key: value.read(core, state.get(value.key, value.default)) for value in VALUES}
     parameters = parameters_of(core, state["tensors"], state["parameters"])
-    measured = core.measured_of(parameters)
+    measured = core.space.measured(parameters)
     check_model(core.runtime, parameters, state)
     tensors = _read_tensors(core, parameters, state["tensors"])
     merged_anchor = _read_merged_anchor(core, tensors["merged"])
@@ -111,7 +111,7 @@ def _read(core: Core, state: Mapping[str, Any]) -> _Restored:
         )
         for label, ledger in core.state.ledgers.items()
     }
-    held = {name for name in tensors["anchor"] if name not in core.merged.names} | merged_anchor.keys()
+    held = {name for name in tensors["anchor"] if name not in core.space.in_parts} | merged_anchor.keys()
     check_completeness(state["tasks"], core.state.driver, core.state.ledgers, held, tensors["tilt"], importance)
     check_strengths(core.state, values["strengths"], measured, importance[core.state.driver])
 
@@ -160,7 +160,7 @@ def _set(core: Core, home: str, value: Any) -> None:
 def _read_tensors(core: Core, parameters: Mapping[str, nn.Parameter], given: Mapping[str, Tensor]) -> Tensors:
     """Return a state's tensors, those of parameters as they are kept. Raise StateError if one does not fit."""
     found: dict[str, dict[str, Tensor]] = {prefix: {} for kind in TENSOR_KINDS for prefix in kind.prefixes(core)}
-    known = {**parameters, **core.measured_of(dict(parameters))}
+    known = {**parameters, **core.space.measured(dict(parameters))}
     for key, tensor in given.items():
         kind, prefix, name, _ = place_in_model(core, known, key, tensor.shape)
         kept = tensor.detach()
@@ -188,7 +188,7 @@ def _read_importance(
     core: Core, ledger: Ledger, tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, Matrix]:
     """Return the importance of a measure, by block. Raise StateError if the model lacks one of its blocks."""
-    blocks = {block.name: block for block in core.merged.blocks_of(ledger.form, parameters)}
+    blocks = {block.name: block for block in core.space.blocks(ledger.form, parameters)}
     found, once, elementwise = {}, ledger.once(), ledger.form.elementwise
     of_blocks = {name: {"": tensor} for name, tensor in tensors.items()} if elementwise else _by_block(tensors)
     for name, parts in of_blocks.items():
@@ -207,11 +207,12 @@ def _read_importance(
 def _read_merged_anchor(core: Core, tensors: Mapping[str, Tensor]) -> dict[str, Change]:
     """Return what adapters had added to weights at the anchor. Raise StateError if the model has other adapters."""
     found: dict[str, Change] = {}
+    sizes = {name: size_of(change) for name, change in (core.space.changes() if tensors else {}).items()}
     for name, parts in _by_block(tensors).items():
-        change, block = of_parts(parts), core.merged.blocks.get(name)
-        if change is None or block is None or size_of(change) != block.size:
+        change, size = of_parts(parts), sizes.get(name)
+        if change is None or size_of(change) != size:
             shapes = {part: tuple(tensor.shape) for part, tensor in parts.items()}
-            expected = "no adapter of that weight" if block is None else f"one of {block.size} outputs and inputs"
+            expected = "no adapter of that weight" if size is None else f"one of {size} outputs and inputs"
             raise StateError(
                 f"The state has an adapter's change of {name!r} made of {shapes}; this model has {expected}. It was "
                 "made for another model."

@@ -506,7 +506,7 @@ def place_in_model(core: Core, parameters: Mapping[str, nn.Parameter], key: str,
     if parameter is None or parameter.shape != shape:
         has = "none of that name" if parameter is None else f"one of shape {tuple(parameter.shape)}"
         advice = f"For a layer that was taken away on purpose, call forget({place.name!r}) before saving."
-        if parameter is not None and place.name in core.merged.names:
+        if parameter is not None and place.name in core.space.in_parts:
             advice = "It is an adapter's: a state is loaded for an adapter of the same rank that it was saved with."
         raise StateError(
             f"The state was made for another model: it holds a parameter {place.name!r} of shape {tuple(shape)}, and "

@@ -12,10 +12,10 @@ from anchorhold.errors import ConfigurationError, StateError, warn
 from anchorhold.forms import Form, form
 from anchorhold.guard.arguments.checked_arguments import may_be_implicit
 from anchorhold.guard.core import Core, Setting
-from anchorhold.guard.merged_space import Space
 from anchorhold.guard.refreshing import go_over_to
 from anchorhold.guard.state.schema import VALUES
 from anchorhold.settings import defaults_at_first, plain
+from anchorhold.spaces import SpaceName
 
 
 def check_settings(core: Core, state: Mapping[str, Any]) -> None:
@@ -79,14 +79,14 @@ def take_its_pull(core: Core, state: Mapping[str, Any]) -> None:
     if _takes_its_pull(core):
         then = state.get("implicit")
         is_open = bool(then or state.get("implicit_is_open"))
-        value = then if is_open and core.state.space.value != "merged" else False
+        value = then if is_open and not core.space_kind.why_explicit else False
         core.state.implicit = Setting(value, "open" if is_open else "restored")
 
 
 def take_its_space(core: Core, state: Mapping[str, Any]) -> None:
     """Hold adapters as the state does, where this guard was not told how. Raise StateError if the model cannot be."""
     then = state.get("space", "weights")
-    if core.state.space.is_given or then == core.state.space.value or then not in get_args(Space):
+    if core.state.space.is_given or then == core.state.space.value or then not in get_args(SpaceName):
         return
     try:
         go_over_to(core, then)

@@ -67,6 +67,7 @@ class Attachment:
             monitor.before_attach(attaching)
         live = []
         for ref, handles in self._hooks:
+            # Attached before: the latest call counts, so it is hooked anew.
             if id(ref()) in given:
                 _remove(handles)
             elif ref() is not None:
@@ -75,6 +76,7 @@ class Attachment:
             handles = self.watcher.hook(optimizer, hold=hold)
             for monitor in self.monitors:
                 monitor.after_attach(optimizer, handles[0], hold=hold)
+            # Weakly, so that the guard keeps no optimizer alive that its owner has dropped.
             live.append((weakref.ref(optimizer), handles))
         self._hooks = live
         self.was_attached = True
@@ -111,6 +113,7 @@ class Attachment:
             for monitor in self.monitors:
                 monitor.release()
         elif penalty.requires_grad and (self.core.state.strength or self.core.options.holds) and self.holds_by_itself:
+            # A penalty that is only logged is never differentiated.
             penalty.register_hook(lambda _gradient: self.core.runtime.warned.once("held twice", _HELD_TWICE))
 
     def begin_watching(self) -> None:
@@ -153,7 +156,7 @@ class Attachment:
     def keep_statistics(self) -> None:
         """Keep the statistics of batch norms as they are to be from now on."""
         self.core.keep_statistics()
-        self.watcher.update.maps.note(self.core.folding, self.core.runtime.ranks)
+        self.core.space.follow(self.core.runtime.ranks.take_first, is_held=False)
 
     def owned(self) -> set[int]:
         """Return the ids of all parameters that attached optimisers train."""
@@ -205,6 +208,7 @@ class Attachment:
         for parameter, *pair in zip(trained, *halves, strict=True):
             given = [half for half in pair if half is not None]
             if given:
+                # By 2 also where one half has no gradient: that is one of 0. The scaler's factor stays in.
                 mean = sum(given[1:], start=given[0]) / 2
                 parameter.grad = mean if parameter.grad is None else parameter.grad + mean
             if id(parameter) in names:

@@ -150,6 +150,7 @@ class Single(Bundle):
         self.squares = observed.squares.get(self.name)
         if self.name in observed.gradient:
             grad = observed.gradient[self.name]
+        # A fused optimizer takes the scaler's factor out inside its step, so that it is still in .grad.
         elif grad is not None and factor != 1.0:
             grad = grad.to(running_dtype(self.like)) / factor
         elif grad is not None and copy:
@@ -194,6 +195,7 @@ class Single(Bundle):
         """Return ``.grad``, zeros where there is none."""
         parameter = self.like
         if parameter.grad is None:
+            # torch refuses a gradient of another dtype than this; older versions of it have no such attribute.
             parameter.grad = torch.zeros_like(parameter, dtype=getattr(parameter, "grad_dtype", None))
         return parameter.grad
 
@@ -222,6 +224,7 @@ class Single(Bundle):
 def _take_out_of_rows(core: Core, name: str) -> None:
     """Give what is kept about a parameter memory of its own, where it was part of a row: that would live on with it."""
     for kept in (core.state.anchor, core.task.start, *core.state.running()):
+        # Only a view has a base: it keeps the memory of the whole row.
         if name in kept and kept[name]._base is not None:
             kept[name] = kept[name].clone()
     matrix = core.state.driving.held.get(name)
@@ -242,6 +245,7 @@ class Row:
 
     def fill(self, tensors: list[Tensor]) -> Tensor:
         """Copy tensors into their places, and return all of them."""
+        # One call for all: for small tensors a call each would cost more than the copying.
         torch._foreach_copy_(self.views, tensors)
         return self.flat
 
@@ -263,6 +267,7 @@ class Several(Bundle):
             omegas = {matrix.name: matrix.omega for matrix in matrices}
             self._omega, self._anchor = self._bound(omegas), self._bound(core.state.anchor)
             for matrix in matrices:
+                # _bound() has put a view of the row in its place.
                 matrix.omega = omegas[matrix.name]
 
     def look(self, observed: Observed, factor: float, *, copy: bool) -> bool:
@@ -272,6 +277,7 @@ class Several(Bundle):
         seen = [observed.gradient.get(name) for name in self.names] if observed.gradient else self.own
         second = [observed.independent.get(name) for name in self.names] if observed.independent else []
         given = [gradient for gradient in (*seen, *second) if gradient is not None]
+        # Each needs its own .grad even if measures see another: the hold's is added to those, in the row.
         if len(given) < len(seen) + len(second) or (seen is not self.own and any(grad is None for grad in self.own)):
             return False
         if [gradient for gradient in given if gradient.is_sparse]:
@@ -404,7 +410,7 @@ def bundles_of(
         elementwise: whether the hold acts on each weight by itself.
     """
     alone = set(alone)
-    elsewhere = core.held_elsewhere
+    elsewhere = core.space.held_elsewhere
     rows: dict[tuple[object, ...], dict[str, nn.Parameter]] = {}
     lengths: Counter[tuple[object, ...]] = Counter()
     found: list[Bundle] = []
@@ -412,10 +418,12 @@ def bundles_of(
         held = elementwise and name in core.state.anchor and name not in elsewhere
         whole = parameter.is_contiguous() and not is_sharded(parameter) and 0 < parameter.numel() <= SMALL
         grad = parameter.grad
+        # A row has one dtype: of parameters that lie in one piece, each with a gradient like itself.
         if name in alone or not whole or grad is None or grad.dtype != parameter.dtype:
             _take_out_of_rows(core, name)
             found.append(Single(core, name, parameter, held=held))
             continue
+        # A row counts the steps of its first parameter, so all of them have taken as many.
         begun = name in core.task.start, core.task.steps.get(name, 0)
         # What is kept about a parameter may be of another precision, if its own has changed since.
         kept = [tensors[name] for tensors in (core.state.anchor, *core.state.running()) if name in tensors]

@@ -51,8 +51,8 @@ def why_explicit(core: Core, held: Owned) -> str:
             if blocks:
                 check_blocks(optimizer, form, blocks, owned)
     except OptimizerError as error:
-        said = str(error).removeprefix("implicit=True ").removeprefix(f"in the form {form.name!r} ")
-        return said.partition(":")[0].partition(";")[0]
+        reason = str(error).removeprefix("implicit=True ").removeprefix(f"in the form {form.name!r} ")
+        return reason.partition(":")[0].partition(";")[0]
     return ""
 
 
@@ -64,14 +64,14 @@ def supports_implicit(core: Core, optimizer: Optimizer) -> bool:
         check_effective_rate(optimizer, form)
     except (ConfigurationError, OptimizerError):
         return False
-    return core.state.space.value != "merged"
+    return not core.space_kind.why_explicit
 
 
 def _why_with_any(core: Core) -> str:
     """Return why a hold joins the gradients of all optimisers, where it does."""
     form = core.state.driving.form
-    if core.state.space.value == "merged":
-        return "in the space of merged weights"
+    if why := core.space_kind.why_explicit:
+        return why
     if beside := [hold.name for hold in core.options.holds if hold.by_weight]:
         return f"beside the hold {beside[0]!r}, whose pull on the same weights is in the gradient"
     if form.elementwise and (
@@ -104,9 +104,9 @@ def _blocks(core: Core) -> list[tuple[str, ...]]:
 def give_up(state: GuardState, why: OptimizerError) -> None:
     """Let the hold join the gradient from now on, for good: it acted after steps by default, and this one is none."""
     state.implicit = Setting(False, "default")
-    said = str(why).removeprefix("implicit=True ").partition(". ")[0].removesuffix(".")
+    reason = str(why).removeprefix("implicit=True ").partition(". ")[0].removesuffix(".")
     warn(
-        f"The hold has acted after each step, as it does by default with SGD, and cannot any more {said}. From this "
+        f"The hold has acted after each step, as it does by default with SGD, and cannot any more {reason}. From this "
         "step on it joins the gradient, as with implicit=False: a strength that SGD bears so may be far smaller."
     )
 
@@ -120,10 +120,10 @@ def set_implicit(core: Core, value: bool | None, held: Iterable[Optimizer]) -> N
         if is_open
         else checked_implicit(value or False, form, core.options.batch_norm, has_linear_term=core.has_linear_term)
     )
-    if found and core.state.space.value == "merged":
+    if found and (why := core.space_kind.why_explicit):
         raise ConfigurationError(
-            "implicit=True with adapters that are held by their merged weights, which take no steps of their own. Make "
-            "a Guard with space='weights', or leave implicit as it is."
+            f"implicit=True {why}, which take no steps of their own. Make a Guard with "
+            "options=GuardOptions(space='weights'), or leave implicit as it is."
         )
     for optimizer in held if found else ():
         check_effective_rate(optimizer, form)

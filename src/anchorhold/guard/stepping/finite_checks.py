@@ -39,7 +39,9 @@ class FiniteChecks:
             bundles: with their gradients.
             sums: those of the gradients that can be looked at now; bundles are only searched if one is not finite.
         """
+        # One look for all. A sum may overflow though its gradient is finite: then the search below finds none.
         finite = not sums or bool(torch.stack([total.double() for total in sums]).isfinite().all())
+        # Every rank asks, so that all of them go on to the search or none does.
         if not self.core.runtime.found_by_any_rank([] if finite else [True]):
             return
         spoilt = [
@@ -77,6 +79,7 @@ class FiniteChecks:
         core = self.core
         if core.state.driving.form.elementwise or not core.state.strength or not core.state.is_anchored:
             return
+        # While a CUDA graph is captured nothing can be read from the device.
         first = not core.task.steps and not is_capturing()
         always = {n for n, p in owned.items() if is_looked_at(p) and not is_sharded(p)}
         asked = {n: p for n, p in owned.items() if (core.state.pulled_after if n in always else first)}

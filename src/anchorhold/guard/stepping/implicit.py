@@ -17,8 +17,8 @@ from anchorhold.guard.stepping.optimizers.effective_rate import (
     check_effective_rate,
     effective_rates,
 )
+from anchorhold.holds.base import displacement
 from anchorhold.holds.of_weights.implicit import pull_implicitly_, pulled
-from anchorhold.holds.of_weights.quadratic import displacement
 from anchorhold.tensors.pieces import in_pieces
 from anchorhold.tensors.storage import running_dtype, to_compute
 
@@ -114,6 +114,7 @@ class ImplicitPull:
             own_linear = rest.pop() if linear else None
             wide = here.to(dtype)
             pull_implicitly_(wide, own_omega, own_anchor, factor, rate.of(tuple(rest)), own_linear)
+            # .to() returns the very tensor where it has that precision already.
             if wide is not here:
                 here.copy_(wide)
 
@@ -122,6 +123,7 @@ class ImplicitPull:
     def _pull_block(self, matrix: Matrix, owned: Mapping[str, nn.Parameter], rate: float | None) -> None:
         assert rate is not None
         d = displacement(matrix, owned, self.core.state.anchor)
+        # An infinite factor would be NaN times an eigenvalue of 0.
         factor = min(2 * self.core.state.strength * rate, torch.finfo(next(iter(d.values())).dtype).max)
         known = self.core.state.linear_term
         linear_term = None
@@ -131,6 +133,7 @@ class ImplicitPull:
             }
         for name, pull in pulled(matrix.to_compute(d), d, factor, linear_term).items():
             theta = owned[name].detach()
+            # In the precision of the pull, and rounded once.
             theta.copy_(theta.to(pull.dtype) - pull)
 
     def _linear_term(self, name: str, like: Tensor) -> Tensor:

@@ -47,6 +47,7 @@ class Layouts:
         if layout is None or layout.version != self.core.runtime.version:
             return None
         trained = trained_by(optimizer)
+        # By identity: == would compare the numbers in them.
         same = list(map(id, layout.trained)) == list(map(id, trained))
         same = same and layout.trainable == [p.requires_grad for p in trained]
         return layout if same and all(bundle.is_in_place for bundle in layout.bundles) else None

@@ -46,6 +46,7 @@ def protected_gradients(core: Core, loss: Tensor, scaler: GradScaler | None) -> 
     trained = {name: p for name, p in core.runtime.parameters.items() if p.requires_grad}
     parameters = list(trained.values())
     if is_fully_sharded(core.runtime.model):
+        # All ranks raise if one has no gradient: in backward() the others would wait for it.
         core.runtime.ranks.together(lambda: _require_gradient(loss))
         found = gradients_by_backward(loss, parameters, core.runtime.model, scaler)
     else:
@@ -99,6 +100,7 @@ def _gradients(loss: Tensor, parameters: Sequence[Tensor], scaler: GradScaler | 
     """
     if scaler is None or not scaler.is_enabled():
         return list(torch.autograd.grad(loss, parameters, allow_unused=True))
+    # The graph is kept in case these overflow, and the gradients are taken once more.
     scaled = torch.autograd.grad(scaler.scale(loss), parameters, allow_unused=True, retain_graph=True)
     if not all(bool(gradient.isfinite().all()) for gradient in scaled if gradient is not None):
         return list(torch.autograd.grad(loss, parameters, allow_unused=True))
@@ -116,6 +118,7 @@ def gradients_by_backward(
     reshard(model)  # backward() gathers again what it needs
     kept = [(parameter, parameter.grad) for parameter in model.parameters()]
     try:
+        # Emptied, so that backward() adds nothing to the user's own gradients.
         for parameter, _ in kept:
             parameter.grad = None
         (loss if scaler is None else scaler.scale(loss)).backward()

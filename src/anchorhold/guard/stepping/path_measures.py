@@ -85,6 +85,7 @@ class PathMeasures:
             return {}, {}, {}
         used = kept = {key: bundle.states(key) for key in keys}
         if self.core.options.storage.device is not None:
+            # Copies on the parameter's device, which write_back() brings home.
             used = {key: {state: to_compute(t, bundle.like) for state, t in own.items()} for key, own in kept.items()}
         some = next(iter(used[keys[0]].values()))
         g, g_ind, square = bundle.gradient, bundle.independent, None
@@ -186,6 +187,7 @@ def take_path(core: Core, measures: Mapping[str, PathMeasure], record: PathRecor
         ledger = core.state.ledgers[label]
         given = record.running.get(label, {})
         ledger.running = {state: dict(given.get(state, {})) for state in ledger.measure.running}
+    # Layouts have rows of the states until now, and are made anew.
     core.runtime.version += 1
     core.task.start = dict(record.start)
     core.task.steps = dict.fromkeys(parameters, record.steps) if record.steps else {}

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.errors import AnchorholdError
-from anchorhold.guard.batch_norm.folding import FoldedQuadratic
 from anchorhold.guard.core import Core
 from anchorhold.guard.stepping.bundles import Bundle, Single
 from anchorhold.guard.stepping.optimizers.accepted import give_each_its_own_gradient
@@ -50,14 +49,12 @@ def pulls_of(core: Core, moving: Moving) -> list[Pull]:
     if core.state.implicit.value and not core.options.holds:
         return []
     holds = list(core.options.holds) if core.state.implicit.value else core.beside_the_quadratic
-    elementwise = core.state.driving.form.elementwise
     last: list[Pull] = []
     if core.state.anchor and core.state.strength and not core.state.implicit.value:
-        if core.folding.pairs:
-            holds.append(FoldedQuadratic(core.folding, elementwise=elementwise))
-        elif not elementwise and any(map(is_looked_at, moving.owned.values())):
-            holds.append(Quadratic())
-        elif not elementwise:
+        quadratic = core.space.quadratic(elementwise=core.state.driving.form.elementwise)
+        if quadratic is not None and (core.space.mapped or any(map(is_looked_at, moving.owned.values()))):
+            holds.append(quadratic)
+        elif quadratic is not None:
             last = [_made_late(core, moving)]
     made = [pull for pull in (_pull_of(core, each, moving) for each in holds) if pull]
     return [*(Pull(tuple(pull), [pull]) for pull in made), *last]
@@ -97,6 +94,7 @@ def _task_gradients(moving: Moving) -> dict[str, Tensor]:
 def _asked(core: Core, hold: Hold, moving: Moving) -> dict[str, Tensor]:
     """Return a hold's gradient on this process, or refuse what is none."""
     owned = _with_their_blocks(core, moving.owned) if isinstance(hold, Quadratic) else moving.owned
+    # The hooks run under no_grad; only a hold that runs the model goes backward through it.
     with torch.set_grad_enabled(hold.runs_model), moving.calls.paused():
         added = hold.gradient(_held(core, owned, moving))
     known = core.runtime.parameters.keys() | moving.trained.keys()
@@ -115,6 +113,7 @@ def _in_its_place(pull: dict[str, Tensor], share: float, moving: Moving) -> dict
     for name, parameter in moving.trained.items():
         if parameter.grad is None:
             continue
+        # The loss scale is in the gradient, and comes to the pull when it is added: until then both are without.
         grad, factor = parameter.grad, -share / moving.factor
         if name in pull and apart and grad.dtype == pull[name].dtype == wide[name]:
             pull[name].add_(grad, alpha=factor)  # new memory would cost more than the arithmetic
@@ -151,6 +150,7 @@ def _mean_over_ranks(core: Core, hold: Hold, moving: Moving, whole: Mapping[str,
     dtype = max((running_dtype(p) for p in whole.values()), key=lambda dtype: dtype.itemsize)
     parts = [pull[name] if name in pull else torch.zeros_like(p) for name, p in whole.items()]
     flat = torch.cat([part.to(device, dtype).reshape(-1) for part in parts])
+    # In the same sum: which gradients this rank has, and whether its hold has failed.
     found = flat.new_tensor([float(name in pull) for name in whole] + [float(failure is not None)])
     total = core.runtime.ranks.add_up(torch.cat([flat, found]))
     flat, (*present, failed) = total[: flat.numel()] / core.runtime.ranks.size, total[flat.numel() :].tolist()
@@ -169,9 +169,9 @@ def _mean_over_ranks(core: Core, hold: Hold, moving: Moving, whole: Mapping[str,
 def _with_their_blocks(core: Core, owned: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     """Return parameters with all others of their blocks: those pull at them too, whoever moves them.
 
-    A folded one moves the maps that it is part of, so it is their blocks that count.
+    One that is part of a map moves its coordinates, so it is their blocks that count.
     """
-    moving = owned.keys() | core.folding.coordinates(owned).keys()
+    moving = owned.keys() | core.space.coordinates(owned).keys()
     blocks = [matrix.block.parameters for matrix in core.state.driving.held.values()]
     names = {name for block in blocks if not moving.isdisjoint(block) for name in block}
     return {**owned, **{name: parameter for name, parameter in core.runtime.parameters.items() if name in names}}
@@ -216,17 +216,17 @@ class HeldBack(NamedTuple):
 def add_all_in_place(core: Core, stepping: Sequence[Bundle], moving: Moving) -> HeldBack:
     """Add the gradients of all holds in place, for a closure, and return their value."""
     elementwise = core.state.driving.form.elementwise and core.state.strength and not core.state.implicit.value
-    core.folding.agree(core.runtime.ranks)  # each evaluation has moved each rank's statistics
+    core.space.agree(core.runtime.ranks.take_first)  # each evaluation has moved each rank's statistics
     pulls = pulls_of(core, moving)
     give_each_its_own_gradient({name: moving.trained[name] for pull in pulls for name in pull.names})
     for name, parameter in moving.owned.items():
-        if elementwise and name in core.state.anchor and name not in core.held_elsewhere:
+        if elementwise and name in core.state.anchor and name not in core.space.held_elsewhere:
             bundle = Single(core, name, parameter, held=True)
             (omega, anchor), grad = bundle.anchored(), bundle.task_gradient()
             for g, theta, piece, theta_star in in_pieces([grad, parameter.detach(), omega, anchor]):
                 add_penalty_gradient(g, theta, piece, theta_star, factor=2 * core.state.strength, out=g)
     add_pulls(stepping, moving.trained, pulls, 1.0, in_place=True)
-    held = core.folding.coordinates(_with_their_blocks(core, moving.owned))
+    held = core.space.coordinates(_with_their_blocks(core, moving.owned))
     strength = (
         0.0 if core.state.implicit.value else core.state.strength
     )  # what acts after the step is no part of the loss

@@ -55,6 +55,7 @@ class TrainingCalls:
         if self._paused or not torch.is_grad_enabled() or self._model is None or self._model() is not model:
             return
         kinds = {parameter.device.type for parameter in model.parameters()}
+        # Autocast is switched for each kind of device by itself.
         on = {kind for kind in kinds if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)}
         self.last = TrainingCall(args, kwargs, {kind: torch.get_autocast_dtype(kind) for kind in on})
 
@@ -72,6 +73,7 @@ class _Recorder:
     """The hook itself; a copy of the model, or one that is read from a file, has one that records nothing."""
 
     def __init__(self, calls: TrainingCalls | None = None) -> None:
+        # Weakly: the hook lies in the model, which must not keep the guard alive, nor take it along in a copy.
         self._calls = None if calls is None else weakref.ref(calls)
 
     @out_of_graphs

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.errors import NotFiniteError
-from anchorhold.guard.batch_norm.steady_maps import SteadyMaps
 from anchorhold.guard.core import Core
 from anchorhold.guard.monitor import Monitor, Step, overriding
 from anchorhold.guard.stepping.bundles import Bundle, Single
@@ -81,7 +80,6 @@ class Update:
         self.calls = calls
         self.measures = PathMeasures(core)
         self.implicit = ImplicitPull(core)
-        self.maps = SteadyMaps()
         self.finite = FiniteChecks(core, monitors)
         self.overwriters = Overwriters()
         self._before_pull = overriding(monitors, "before_pull")
@@ -101,8 +99,7 @@ class Update:
             hold.before_step(core.held(seen.parameters))
         for monitor in self._before_pull if joins_gradient else ():
             monitor.before_pull(seen)
-        if core.state.folded_norms:
-            self._follow_statistics(is_held=adds and bool(core.state.strength))
+        core.space.follow(core.runtime.ranks.take_first, is_held=adds and bool(core.state.strength))
         pulls = self._pulls(step) if adds else []
         written = self._written_in_place(step.layout, pulls, is_held=bool(factor))
         give_each_its_own_gradient(written)
@@ -130,6 +127,7 @@ class Update:
         """Let measures see Δ, and let holds act that act after the step."""
         core = self.core
         for bundle in bundles:
+            # Before put_back(), which forgets what was handed.
             grads = (bundle.gradient, bundle.independent, *bundle.own, *bundle.handed)
             bundle.put_back()
             # No optimizer moves a parameter without a gradient.
@@ -198,6 +196,7 @@ class Update:
             if "before" in piece:
                 piece["before"].copy_(piece["theta"])
             if looks:
+                # In the same pass over memory as the rest: a NaN shows in the sum.
                 sums += [piece[name].sum() for name in ("g", "g_ind") if name in piece]
             if is_held:
                 theta, omega, anchor = piece["theta"], piece["omega"], piece["anchor"]
@@ -248,15 +247,6 @@ class Update:
             own = [g if type(g) is Tensor else local(g) for g in seen if g is not None]
             self.finite.check_gradients(bundles, [g.sum() for g in own])
         return bundles
-
-    def _follow_statistics(self, *, is_held: bool) -> None:
-        """Keep the maps of folded batch norms where they are, though their statistics have moved since the last step.
-
-        What is not held moves with the statistics.
-        """
-        if self.core.folding.pairs:
-            follow = self.maps.carry_over if is_held else self.maps.note
-            follow(self.core.folding, self.core.runtime.ranks)
 
     def _count(self, bundles: Sequence[Bundle]) -> None:
         """Count the step, and keep θ(0) before a parameter's first one."""

@@ -149,6 +149,7 @@ class StepWatcher:
         try:
             self.update.before(step)
         finally:
+            # Also if it raised: by what was handed a step that is tried again is known.
             self._bundles, self._handed = step.bundles, step.handed
         if step.handed is not None and self.measures.waiting:
             self._lent = lent_by(step.bundles)
@@ -228,10 +229,10 @@ class StepWatcher:
     def _post_hook(self, hold: bool, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_within_its_own_step(optimizer):
             return
-        if self.core.state.folded_norms:
-            self.update.maps.stepped()
+        self.core.space.stepped()
         if self._lent:
             self.update.overwriters.look(optimizer, self._lent)
+        # Taken out first: should something raise below, the next step does not go on with these.
         bundles, self._bundles, self._lent = self._bundles, [], []
         # A held step moves also what has no gradient of the task's.
         is_blind = bool(self.measures.every and bundles) and not (hold and self.holds_anything)
@@ -245,6 +246,7 @@ class StepWatcher:
         if bundles and self.core.state.kept:
             self.following.after_step(optimizer, owned)
         if self._handed is not None:
+            # From here on a step with the same gradients is one that is taken twice.
             self._handed.ended = True
         if closure_in(args, kwargs) is not None:
             self.beginnings.ended(optimizer, owned)

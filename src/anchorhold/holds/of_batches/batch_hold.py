@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -21,7 +22,8 @@ from anchorhold.engine.batches import Batch, call_model
 from anchorhold.engine.conventions import BatchReader
 from anchorhold.engine.isolation import reentrant_checkpoints_run
 from anchorhold.engine.refusals import refuse_nested_backward
-from anchorhold.errors import ConfigurationError, NotFiniteError, OrderError
+from anchorhold.engine.scores.outputs import IGNORED
+from anchorhold.errors import BatchError, ConfigurationError, NotFiniteError, OrderError
 from anchorhold.holds.base import Held, Hold
 from anchorhold.holds.of_batches.batch_sources import Drawn, GivenBatches, Source
 from anchorhold.holds.of_batches.buffers import Buffer, Reservoir
@@ -371,3 +373,30 @@ def by_backward(loss: Tensor, model: nn.Module, wanted: Mapping[str, nn.Paramete
     finally:
         for parameter, grad in zip(every, own, strict=True):
             parameter.grad = grad
+
+
+def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy over all labels that count; classes lie in the last dimension, or in the second."""
+    if targets.is_floating_point():
+        raise BatchError(
+            f"Targets of type {targets.dtype}, which are no labels of classes: give the loss that the model is trained "
+            "with, such as Replay(..., loss=torch.nn.MSELoss())."
+        )
+    wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    if outputs.shape[:-1] == targets.shape:
+        wide = wide.reshape(-1, outputs.shape[-1])
+        targets = targets.reshape(-1)
+    elif (len(outputs), *outputs.shape[2:]) != tuple(targets.shape):
+        raise BatchError(
+            f"Labels of shape {tuple(targets.shape)} for outputs {tuple(outputs.shape)}; expected one for each sample "
+            "or position. Give loss= if they are meant so, or forward= that returns the outputs that belong to them."
+        )
+    targets = targets.long()
+    known = wide.shape[1]
+    if targets.device.type == "cpu" and bool((targets >= known).any()):
+        raise BatchError(
+            f"A label {int(targets.max())} for outputs of {known} classes; expected labels from 0 to {known - 1}, or "
+            f"{IGNORED} for what is left out. Look at the old batches, or at the head that they go through."
+        )
+    counted = (targets != IGNORED).sum().clamp(min=1)
+    return F.cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum") / counted

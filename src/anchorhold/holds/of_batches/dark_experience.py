@@ -14,12 +14,10 @@ from torch import Tensor
 
 from anchorhold.errors import ConfigurationError
 from anchorhold.holds.base import Held
-from anchorhold.holds.of_batches.batch_hold import BatchHold, TaskForward, refuse_shards
+from anchorhold.holds.of_batches.batch_hold import BatchHold, TaskForward, class_loss, refuse_shards
 from anchorhold.holds.of_batches.batch_sources import Drawn
 from anchorhold.holds.of_batches.buffers import Buffer
-from anchorhold.holds.of_batches.distillation import moved
-from anchorhold.holds.of_batches.old_model import evaluated
-from anchorhold.holds.of_batches.replay import class_loss
+from anchorhold.holds.of_batches.old_model import evaluated, output_distance
 from anchorhold.settings import number
 
 
@@ -76,7 +74,7 @@ class DarkExperience(BatchHold):
                 "Samples in the buffer of DarkExperience have no outputs kept with them: they were put there by "
                 "another hold after this one's end of the task. Give this hold a buffer of its own."
             )
-        loss = self.alpha * moved(drawn.outputs, outputs, None, "outputs")
+        loss = self.alpha * output_distance(drawn.outputs, outputs, None, "outputs")
         if not self.beta:
             return loss
         assert self.buffer is not None

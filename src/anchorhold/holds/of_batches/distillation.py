@@ -22,14 +22,12 @@ from anchorhold.holds.base import Held
 from anchorhold.holds.of_batches.batch_hold import BatchHold, TaskForward, refuse_shards
 from anchorhold.holds.of_batches.batch_sources import Drawn, Source
 from anchorhold.holds.of_batches.buffers import Buffer
-from anchorhold.holds.of_batches.old_model import OldModel, evaluated
+from anchorhold.holds.of_batches.old_model import Match, OldModel, evaluated, output_distance
 from anchorhold.settings import choice, number
-from anchorhold.tensors.divergence import divergence, mean_over
 
 NEW: Literal["new"] = "new"
 """The inputs of the step itself, in the place of a source."""
 
-Match = Literal["probabilities", "outputs"]
 Teacher = Literal["weights", "outputs"]
 
 
@@ -153,7 +151,7 @@ class Distillation(BatchHold):
                 f"Outputs of shape {tuple(new.shape)} where the old model had {tuple(old.shape)}; expected the same. "
                 "Name the outputs that both have: forward=lambda model, inputs: ..."
             )
-        return moved(old, new, counted_positions(batch, new), self.match, self.temperature)
+        return output_distance(old, new, counted_positions(batch, new), self.match, self.temperature)
 
     def _before(self, held: Held, batch: Batch, task: int) -> Tensor:
         with self.old.in_place(held.model), torch.no_grad():
@@ -212,19 +210,6 @@ class _TheStepsOwn:
 
     def draw(self, size: int, step: int) -> Drawn:
         return Drawn(None)
-
-
-def moved(old: Tensor, new: Tensor, counted: Tensor | None, match: Match, temperature: float = 1.0) -> Tensor:
-    """Return how far outputs have moved: a divergence, times T², or a mean squared difference."""
-    if match == "probabilities":
-        if new.shape[-1] == 1:
-            raise BatchError(
-                "Outputs of one number each, whose softmax is 1 whatever the weights; expected logits of several "
-                "classes. Take match='outputs', which holds the outputs themselves."
-            )
-        return temperature**2 * divergence(old, new, counted, temperature)
-    wide = torch.promote_types(new.dtype, torch.float32)
-    return mean_over((new.to(wide) - old.detach().to(new.device, wide)).square().mean(-1), counted)
 
 
 def _has_tensors(argument: object) -> bool:

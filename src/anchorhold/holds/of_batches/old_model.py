@@ -6,15 +6,18 @@ adapter's alone where only an adapter is trained; all else is shared with the mo
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from anchorhold.engine.isolation import to_eval_mode
-from anchorhold.errors import StateError
+from anchorhold.errors import BatchError, StateError
+from anchorhold.tensors.divergence import divergence, mean_over
 from anchorhold.tensors.names import named_buffers, named_modules, named_parameters
 from anchorhold.tensors.sharding import is_sharded, like_parameter, reshard
+
+Match = Literal["probabilities", "outputs"]
 
 
 class _Place(NamedTuple):
@@ -136,3 +139,16 @@ def evaluated(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def output_distance(old: Tensor, new: Tensor, counted: Tensor | None, match: Match, temperature: float = 1.0) -> Tensor:
+    """Return how far outputs have moved: a divergence, times T², or a mean squared difference."""
+    if match == "probabilities":
+        if new.shape[-1] == 1:
+            raise BatchError(
+                "Outputs of one number each, whose softmax is 1 whatever the weights; expected logits of several "
+                "classes. Take match='outputs', which holds the outputs themselves."
+            )
+        return temperature**2 * divergence(old, new, counted, temperature)
+    wide = torch.promote_types(new.dtype, torch.float32)
+    return mean_over((new.to(wide) - old.detach().to(new.device, wide)).square().mean(-1), counted)

@@ -3,14 +3,11 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from anchorhold.engine.scores.outputs import IGNORED
 from anchorhold.errors import BatchError, ConfigurationError
 from anchorhold.holds.base import Held
-from anchorhold.holds.of_batches.batch_hold import BatchHold, TaskForward
+from anchorhold.holds.of_batches.batch_hold import BatchHold, TaskForward, class_loss
 from anchorhold.holds.of_batches.batch_sources import Drawn
 from anchorhold.holds.of_batches.buffers import Buffer
 
@@ -73,30 +70,3 @@ class Replay(BatchHold):
                 "over samples that reduction='mean' gives."
             )
         return loss
-
-
-def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy over all labels that count; classes lie in the last dimension, or in the second."""
-    if targets.is_floating_point():
-        raise BatchError(
-            f"Targets of type {targets.dtype}, which are no labels of classes: give the loss that the model is trained "
-            "with, such as Replay(..., loss=torch.nn.MSELoss())."
-        )
-    wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-    if outputs.shape[:-1] == targets.shape:
-        wide = wide.reshape(-1, outputs.shape[-1])
-        targets = targets.reshape(-1)
-    elif (len(outputs), *outputs.shape[2:]) != tuple(targets.shape):
-        raise BatchError(
-            f"Labels of shape {tuple(targets.shape)} for outputs {tuple(outputs.shape)}; expected one for each sample "
-            "or position. Give loss= if they are meant so, or forward= that returns the outputs that belong to them."
-        )
-    targets = targets.long()
-    known = wide.shape[1]
-    if targets.device.type == "cpu" and bool((targets >= known).any()):
-        raise BatchError(
-            f"A label {int(targets.max())} for outputs of {known} classes; expected labels from 0 to {known - 1}, or "
-            f"{IGNORED} for what is left out. Look at the old batches, or at the head that they go through."
-        )
-    counted = (targets != IGNORED).sum().clamp(min=1)
-    return F.cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum") / counted

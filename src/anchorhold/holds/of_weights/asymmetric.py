@@ -13,8 +13,7 @@ from torch import Tensor
 
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import DiagonalMatrix, Form
-from anchorhold.holds.base import Held, Hold
-from anchorhold.holds.of_weights.quadratic import displacement
+from anchorhold.holds.base import Held, Hold, displacement
 from anchorhold.measures.asymmetric import overestimate
 from anchorhold.settings import number
 from anchorhold.tensors.sharding import whole_sums

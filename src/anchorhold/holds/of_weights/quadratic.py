@@ -14,10 +14,10 @@ from torch import Tensor
 
 from anchorhold.forms.base import Matrix
 from anchorhold.forms.diagonal import DiagonalMatrix
-from anchorhold.holds.base import Held, Hold
+from anchorhold.holds.base import Held, Hold, displacement
 from anchorhold.tensors.pieces import in_pieces
 from anchorhold.tensors.sharding import is_sharded, whole_sums
-from anchorhold.tensors.storage import running_dtype, to_compute
+from anchorhold.tensors.storage import to_compute
 
 
 class Quadratic(Hold):
@@ -44,32 +44,6 @@ def applied(
     """Return Q(θ − θ*) of a block, where the parameters are; ``rounded`` as :func:`displacement` is."""
     d = displacement(matrix, parameters, anchor, rounded=rounded)
     return matrix.to_compute(d).apply(d)
-
-
-def displacement(
-    matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor], *, rounded: bool = False
-) -> dict[str, Tensor]:
-    """Return D = θ − θ* of a block; 0 for parameters that are not given.
-
-    It is in single precision at least, or rounded from that to what Q's products are made in.
-    """
-    like = next(parameters[name] for name in matrix.block.parameters if name in parameters)
-    exact = running_dtype(like)
-    dtype = matrix.compute_dtype(exact) if rounded else exact
-    return {
-        name: _difference(parameters[name], to_compute(anchor[name], like), exact, dtype)
-        if name in parameters
-        else torch.zeros_like(anchor[name], dtype=dtype, device=like.device)
-        for name in matrix.block.parameters
-    }
-
-
-def _difference(theta: Tensor, theta_star: Tensor, exact: torch.dtype, dtype: torch.dtype) -> Tensor:
-    """Return θ − θ* as it is in one precision, rounded to another."""
-    if exact == dtype:
-        return theta.to(dtype) - theta_star.to(dtype)
-    # In one pass over the weights: torch subtracts 16-bit numbers in single precision, and rounds what it writes.
-    return torch.sub(theta, theta_star, out=torch.empty_like(theta, dtype=dtype))
 
 
 def penalty_value(

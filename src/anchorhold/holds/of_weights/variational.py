@@ -242,21 +242,21 @@ class Variational(Hold):
 
     def notices(self) -> list[str]:
         """Say which weights are no distributions, and so not held, and where there is no posterior."""
-        said = []
+        messages = []
         if self._points:
             others = f" and {len(self._points) - 1} more" * (len(self._points) > 1)
-            said.append(
+            messages.append(
                 f"{self._points[0]!r}{others} were trained as numbers, not as distributions, so that this hold does "
                 "not keep them. Freeze them after the first task, or hold them by a measure beside it."
             )
         if self._untrained:
-            said.append(
+            messages.append(
                 f"A task was consolidated before any step, so that the hold {self.name!r} knows no posterior: the "
                 f"first prior holds on, with variance {self.prior_variance:g} around 0, and not around the weights as "
                 "they are. To keep what a model knows already, train it on data of that with this hold before it is "
                 "consolidated: variances are learned in training alone."
             )
-        return said
+        return messages
 
     def forget(self, name: str) -> None:
         """Let go of a parameter."""

@@ -97,8 +97,8 @@ def push_to_hub(
         kept = ranks.together(lambda: _opened(api, repo, revision, private=private) if ranks.rank == 0 else [])
         if ranks.rank != 0:
             return repo
-        said = f"Importance of {base_model or type(guard.model).__name__}, by anchorhold"
-        given = {"revision": revision, "commit_message": said, "ignore_patterns": kept}
+        message = f"Importance of {base_model or type(guard.model).__name__}, by anchorhold"
+        given = {"revision": revision, "commit_message": message, "ignore_patterns": kept}
         with refusals_told(f"Nothing could be pushed to {repo!r}", _PUSHED):
             return str(api.upload_folder(repo_id=repo, folder_path=place, **given))
 

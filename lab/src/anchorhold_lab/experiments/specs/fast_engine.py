@@ -19,7 +19,7 @@ def beyond_fast(spec: "Spec", form: Form, measures: Mapping[str, Measure], *, ha
         spec: the run, all of it filled in.
         form: its form.
         measures: the one that protects and those that watch.
-        has_linear_term: whether the hold leans at its anchor.
+        has_linear_term: whether the hold has a linear term.
     """
     settings = spec.settings
     yield from (f"{name}, which counts steps in Python" for name, each in measures.items() if not can_measure(each))

@@ -56,6 +56,7 @@ def is_within_its_own_step(optimizer: Optimizer) -> bool:
     if len(hooked) < 2:
         return False
     code = vars(hooked[0])["step"].__code__
+    # torch wraps the step of every class in the same function: its code is on the stack once for each that runs.
     frame, around = inspect.currentframe(), 0
     while frame is not None:
         around += frame.f_code is code and frame.f_locals.get("self") is optimizer
@@ -132,13 +133,14 @@ def give_each_its_own_gradient(parameters: Mapping[str, nn.Parameter]) -> None:
     if not parameters:
         return
     given = [(p, p.grad) for p in parameters.values() if p.grad is not None and not p.grad.is_sparse]
-    # MeanKey at every step, so that a plain tensor is not asked whether it is sharded.
+    # This runs at every step, so a plain tensor is not asked whether it is sharded.
     parts = [(p, grad, grad if type(grad) is Tensor else local(grad)) for p, grad in given]
     places = [own.data_ptr() for _, _, own in parts if own.numel()]
     if len(set(places)) == len(places) and not [own for _, _, own in parts if not own.is_contiguous()]:
         return
     taken = set()
     for parameter, grad, own in parts:
+        # A stride of 0 is one number that stands for several entries, as expand() makes them.
         repeats = any(n > 1 and not s for n, s in zip(own.shape, own.stride(), strict=True))
         if own.numel() and (repeats or own.data_ptr() in taken):
             parameter.grad = grad.clone()
@@ -154,6 +156,8 @@ class Scaling(NamedTuple):
 
 def read_scaling(optimizer: Optimizer) -> Scaling:
     """Return what the scaler has set on the optimiser for the coming step."""
+    # GradScaler sets both for the time of a step, on optimizers that unscale by themselves, as fused ones do. For all
+    # others it has unscaled the gradients before, and does not call a step that would overflow.
     scale: Tensor | None = getattr(optimizer, "grad_scale", None)
     found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
     skipped = found_inf is not None and bool(found_inf.item() > 0)

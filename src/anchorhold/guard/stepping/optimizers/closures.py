@@ -49,6 +49,7 @@ class Beginnings:
         if type(optimizer).__module__.startswith("torch.optim."):
             return None
         left = self._left.get(optimizer, [])
+        # What the last step left in .grad, and nobody has written to since, is no gradient of this one.
         return Beginning(owned, fresh=not any(grad() is not None and grad()._version == seen for grad, seen in left))
 
     def look(self, optimizer: Optimizer, beginning: "Beginning | None") -> "Beginning | None":
@@ -119,12 +120,14 @@ def guarded(closure: Closure, watcher: "StepWatcher", optimizer: Optimizer, *, h
         nonlocal begun
         beginning = None if begun else watcher.beginnings.look(optimizer, kept)
         try:
+            # Most steps run under no_grad, and not every optimizer enables gradients for its closure.
             with torch.enable_grad():
                 loss = closure()
         except BaseException:
             watcher.abandon_step()
             raise
         watcher.layouts.take_in_new(optimizer)
+        # What the closure has unfrozen belongs to the step too.
         owned = watcher.layouts.owned(optimizer)
         if loss is None and all(parameter.grad is None for parameter in owned.values()):
             return loss
@@ -134,6 +137,7 @@ def guarded(closure: Closure, watcher: "StepWatcher", optimizer: Optimizer, *, h
                 watcher.begin(optimizer, hold=hold, closure=True, beginning=beginning)
             except BaseException:
                 watcher.abandon_step()
+                # The optimizer has moved the weights already, and the step that would move them back is not taken.
                 if beginning is not None:
                     beginning.restore()
                 raise

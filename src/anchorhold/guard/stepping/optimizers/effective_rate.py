@@ -152,9 +152,9 @@ def check_blocks(
     for names in blocks:
         if owned.keys().isdisjoint(names) or len({rates.get(name, 0.0) for name in names}) == 1:
             continue
-        said = ", ".join(f"{name!r} by {rates.get(name) or 0.0:g}" for name in names)
+        moved = ", ".join(f"{name!r} by {rates.get(name) or 0.0:g}" for name in names)
         raise OptimizerError(
-            f"implicit=True in the form {form.name!r} with one matrix of {said}: those that this optimiser moves by "
+            f"implicit=True in the form {form.name!r} with one matrix of {moved}: those that this optimiser moves by "
             "different rates, or not at all, have no coordinates in which the pull could be found. Train them together "
             "at one learning rate, leave one out of protect, or leave implicit out."
         )

@@ -61,11 +61,16 @@ class HandedGradients:
         return name if _versions([parameters[name]])[0] == self._known[name] is not None else None
 
 
-def _versions(parameters: Iterable[nn.Parameter]) -> list[tuple[int, int] | None]:
+def _versions(parameters: Iterable[nn.Parameter]) -> list[tuple[int, ...] | None]:
     """Return what tells each gradient from another, and from itself after it was written to."""
     grads = [parameter.grad for parameter in parameters]
+    # A DTensor counts what is written to it, its local part what is written to that alone.
     return [
-        None if grad is None else (id(grad), grad._version if type(grad) is Tensor else local(grad)._version)
+        None
+        if grad is None
+        else (id(grad), grad._version)
+        if type(grad) is Tensor
+        else (id(grad), grad._version, local(grad)._version)
         for grad in grads
     ]
 

@@ -1,27 +1,34 @@
-r"""Holding a layer and the batch norm after it as the one linear map that they are (Lee et al. 2020, arXiv 2004.07507).
+r"""A layer and the batch norm after it, held as the one linear map that they are (Lee et al. 2020, arXiv 2004.07507).
 
 In eval mode a layer with weight W and bias b, followed by a batch norm with scale γ, shift β and running statistics μ
 and σ, computes :math:`y = \tilde W a + \tilde b` with
 
 .. math:: \tilde W = \frac{\gamma}{\sigma} W, \qquad \tilde b = \frac{\gamma}{\sigma}(b - \mu) + \beta.
 
-What the network does depends on all six through these two alone. So importance is measured, and the hold acts, in their
-coordinates: W̃ in the place of W, and b̃ in that of b, or of β where the layer has no bias. Statistics may go on moving:
-``steady_maps.py`` sees to it that they leave W̃ and b̃ where they are. The hold's gradient goes back to W, b, γ and β by
-the chain rule; μ and σ are taken as given, though they follow the weights.
+What the network does depends on all six through these two alone, which are the coordinates: W̃ in the place of W, and b̃
+in that of b, or of β where the layer has no bias. The hold's gradient goes back to W, b, γ and β by the chain rule; μ
+and σ are taken as given, though they follow the weights.
+
+From one step to the next, a forward pass over new data takes μ and σ to μ′ and σ′, and W̃ and b̃ with them, by much where
+a new task begins. No gradient sees that, and a pull that has to make up for it disturbs what is learned. So scale and
+shift are written for the new statistics before each step,
+
+.. math:: \gamma' = \frac{\sigma'}{\sigma}\,\gamma, \qquad \beta' = \beta + \frac{\gamma}{\sigma}(\mu' - \mu),
+
+with which W̃ and b̃ are the same as before: what moves them is the optimizer alone.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, cast
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from anchorhold.guard.arguments.strengths import PatternStrengths
-from anchorhold.guard.distributed.ranks import Ranks
-from anchorhold.holds import Held, LinearTerm, Quadratic
+from anchorhold.errors import ConfigurationError
+from anchorhold.spaces.base import Space, TakeFirst
+from anchorhold.tensors.names import named_modules
 from anchorhold.tensors.storage import running_dtype
 
 Foldable = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -166,140 +173,123 @@ class Pair:
         )
 
 
-class Folding:
-    """All pairs that a guard holds as folded maps."""
+class Folded(Space):
+    """The space of folded maps: each pair of a layer and its batch norm is measured and held as W̃ and b̃."""
 
-    def __init__(self, pairs: Mapping[str, Pair]) -> None:
-        self.pairs = pairs
-        """By the batch norm's name."""
-        self.names = {name for pair in pairs.values() for name in pair.names.values()}
-        """The names of all parameters that are part of one."""
-        self.silent = {name for pair in pairs.values() for name in pair.silent}
-        """Of those, the names in whose place nothing is held."""
+    name: ClassVar[str] = "fold"
+    why_explicit: ClassVar[str] = "on folded weights"
 
-    def check_strengths(self, strengths: PatternStrengths) -> None:
-        """Refuse strengths by pattern that differ within a pair."""
-        for pair in self.pairs.values():
-            strengths.check_together(pair.names.values(), "with batch_norm='fold' they are held as one")
-
-    @classmethod
-    def of(
-        cls, follows: Mapping[str, str], modules: Mapping[str, nn.Module], parameters: Mapping[str, nn.Parameter]
-    ) -> "Folding":
-        """Return the pairs of which both are in a model, and the layer's weight is protected.
-
-        Args:
-            follows: batch norms by name, each with the name of the layer before it.
-            modules: the model's modules.
-            parameters: the protected parameters.
-        """
+    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], folded: Mapping[str, str]) -> None:
+        super().__init__(model, parameters, folded)
         names = {id(parameter): name for name, parameter in parameters.items()}
-        found = {}
-        for norm_name, layer_name in follows.items():
+        modules = dict(named_modules(model)) if folded else {}
+        self.pairs: dict[str, Pair] = {}
+        """By the batch norm's name: the pairs of which both are in the model, and the layer's weight is protected."""
+        for norm_name, layer_name in folded.items():
             layer, norm = modules.get(layer_name), modules.get(norm_name)
             if isinstance(layer, Foldable) and isinstance(norm, BatchNorm) and id(layer.weight) in names:
-                found[norm_name] = Pair(layer, norm, names)
-        return cls(found)
+                self.pairs[norm_name] = Pair(layer, norm, names)
+        self.mapped = frozenset(name for pair in self.pairs.values() for name in pair.names.values())
+        self.silent = frozenset(name for pair in self.pairs.values() for name in pair.silent)
+        self.coupled = [(tuple(pair.names.values()), _COUPLED) for pair in self.pairs.values()]
+        self.noted: dict[BatchNorm, _Noted] = {}
+        """The statistics at the last step."""
+
+    @contextlib.contextmanager
+    def put_in_place(self) -> Iterator[set[str]]:
+        """Let each layer be its folded map for a while, and its batch norm do nothing."""
+        with contextlib.ExitStack() as stack:
+            for pair in self.pairs.values():
+                stack.enter_context(pair.put_in_place())
+            yield set()
 
     def coordinates(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return parameters with W̃ and b̃ in their places, without those that are no coordinates of what is held."""
+        """Return W̃ in the place of W, and b̃ in that of b or β."""
         found = {name: value for name, value in parameters.items() if name not in self.silent}
         for pair in self.pairs.values():
             if not parameters.keys().isdisjoint(pair.names.values()):
                 found |= pair.coordinates()
         return found
 
-    def pulled_back(self, pulls: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a gradient with respect to the parameters, from one with respect to the coordinates."""
-        return self._through(pulls, Pair.pulled_back)
+    def to_parameters(self, gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the gradient with respect to W, b, γ and β."""
+        return self._through(gradient, Pair.pulled_back)
 
     def diagonal(self, omega: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return an importance of the parameters, from one of the coordinates."""
+        """Return the importance of W, b, γ and β, where σ stays."""
         return self._through(omega, Pair.diagonal)
 
     def _through(
         self, given: Mapping[str, Tensor], back: Callable[[Pair, Mapping[str, Tensor]], dict[str, Tensor]]
     ) -> dict[str, Tensor]:
-        found = {name: value for name, value in given.items() if name not in self.names}
+        found = {name: value for name, value in given.items() if name not in self.mapped}
         for pair in self.pairs.values():
             if not given.keys().isdisjoint(pair.names.values()):
                 found |= back(pair, given)
         return found
 
     def steepness(self) -> dict[str, float]:
-        """Return by how much at most an eigenvalue of Q is larger in a weight than in the map: the largest (γ/σ)²."""
+        """Return the largest (γ/σ)² of each pair."""
         return {name: pair.steepness() for pair in self.pairs.values() for name in pair.names.values()}
 
-    def agree(self, ranks: Ranks) -> None:
-        """Give all ranks the first one's statistics, as DDP does before its next forward pass.
-
-        Each rank's have followed its own batches since, and what is held has to be the same on all.
-        """
+    def agree(self, take_first: TakeFirst) -> None:
+        """Give all processes the first one's statistics."""
+        # As DDP does before its next forward pass: each process's statistics have followed its own batches since.
         norms = [pair.norm for pair in self.pairs.values()]
-        ranks.take_first([s for norm in norms for s in (norm.running_mean, norm.running_var) if s is not None])
+        take_first([s for norm in norms for s in (norm.running_mean, norm.running_var) if s is not None])
 
-    @contextlib.contextmanager
-    def put_in_place(self) -> Iterator[None]:
-        """Let all layers be their folded maps for a while."""
-        with contextlib.ExitStack() as stack:
-            for pair in self.pairs.values():
-                stack.enter_context(pair.put_in_place())
-            yield
+    @torch.no_grad()
+    def follow(self, take_first: TakeFirst, *, is_held: bool) -> None:
+        """Write scales and shifts by which W̃ and b̃ are the same under the statistics of now."""
+        self.agree(take_first)
+        self.noted = self.noted if is_held else {}
+        for pair in self.pairs.values():
+            norm, before = pair.norm, self.noted.get(pair.norm)
+            now = _now(norm)
+            has_both = all(role in pair.names for role in ("scale", "shift"))
+            trained = has_both and norm.weight.requires_grad and norm.bias.requires_grad
+            # Who loads or draws weights means them as they are. Those that are not trained stay too.
+            if is_held and trained and before is not None and before.versions == now.versions:
+                norm.bias.add_((now.mu - before.mu) * norm.weight / before.sigma)
+                norm.weight.mul_(now.sigma / before.sigma)
+                now = now._replace(versions=_versions(norm))
+            self.noted[norm] = now
 
+    def stepped(self) -> None:
+        """Note that the optimizer has moved scales and shifts."""
+        self.noted = {norm: noted._replace(versions=_versions(norm)) for norm, noted in self.noted.items()}
 
-class FoldedQuadratic(Quadratic):
-    """The guard's own hold in the coordinates of folded maps.
+    def resume(self, before: Space) -> None:
+        """Take over the statistics at the last step."""
+        self.noted = before.noted if isinstance(before, Folded) else {}
 
-    Args:
-        folding: the maps.
-        elementwise: whether what is no part of one is held elsewhere, element by element.
-    """
-
-    def __init__(self, folding: Folding, *, elementwise: bool) -> None:
-        super().__init__()
-        self._folding = folding
-        self._elementwise = elementwise
-
-    def gradient(self, held: Held) -> Mapping[str, Tensor]:
-        """Return the quadratic hold's gradient, brought back to the parameters."""
-        importance = {
-            name: matrix
-            for name, matrix in held.importance.items()
-            if not self._elementwise or not self._folding.names.isdisjoint(matrix.block.parameters)
-        }
-        pulls = super().gradient(_in_coordinates(self._folding, held)._replace(importance=importance))
-        return _brought_back(self._folding, pulls, held)
-
-
-class FoldedLinearTerm(LinearTerm):
-    """What it has beside its quadratic, in the same coordinates.
-
-    Args:
-        linear_term: r, by the names in whose places the maps are held.
-        folding: the maps.
-        factors: by what a parameter's strength differs from the guard's own c, where it does.
-    """
-
-    def __init__(self, linear_term: Mapping[str, Tensor], folding: Folding, factors: Mapping[str, float]) -> None:
-        super().__init__(linear_term, factors)
-        self._folding = folding
-
-    def gradient(self, held: Held) -> Mapping[str, Tensor]:
-        """Return −2c·r, brought back to the parameters."""
-        return _brought_back(self._folding, super().gradient(_in_coordinates(self._folding, held)), held)
-
-    def value(self, held: Held) -> Tensor | None:
-        """Return −2c⟨θ̃ − θ̃*, r⟩."""
-        return super().value(_in_coordinates(self._folding, held))
+    def check_way_back(self, call: str) -> None:
+        """Refuse a mean with an anchor that is of folded weights."""
+        if self.pairs:
+            raise ConfigurationError(
+                f"{call} with batch_norm='fold': the anchor is of folded weights, which a mean of weights and "
+                "statistics is not. Take batch_norm='freeze', or average state dicts with anchorhold.merge."
+            )
 
 
-def _in_coordinates(folding: Folding, held: Held) -> Held:
-    """Return what a hold may look at with the maps in the places of the parameters."""
-    return held._replace(parameters=cast("Mapping[str, nn.Parameter]", folding.coordinates(held.parameters)))
+_COUPLED = "with batch_norm='fold' they are held as one"
 
 
-def _brought_back(folding: Folding, pulls: Mapping[str, Tensor], held: Held) -> dict[str, Tensor]:
-    return {name: pull for name, pull in folding.pulled_back(pulls).items() if name in held.parameters}
+class _Noted(NamedTuple):
+    """A batch norm's statistics at the last step, and how often its scale and shift had been written to."""
+
+    mu: Tensor
+    sigma: Tensor
+    versions: tuple[int, int]
+
+
+def _now(norm: BatchNorm) -> _Noted:
+    assert norm.running_mean is not None and norm.running_var is not None
+    return _Noted(norm.running_mean.clone(), (norm.running_var + norm.eps).sqrt(), _versions(norm))
+
+
+def _versions(norm: BatchNorm) -> tuple[int, int]:
+    return (norm.weight._version, norm.bias._version) if norm.affine else (0, 0)
 
 
 def _rows(values: Tensor, like: Tensor) -> Tensor:

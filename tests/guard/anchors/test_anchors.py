@@ -207,8 +207,8 @@ def solve(model, guard, task):
 def test_sola_recovers_the_joint_solution_of_linear_regression(form, stopped_early):
     guard, found, joint = trained(form, stopped_early=stopped_early, anchor="mean", gradient_term=True)
     assert (found - joint).abs().max() < 1e-10
-    tilt = max(float(r.abs().max()) for r in guard.held.linear_term.values())
-    assert tilt > 0.1 if stopped_early else tilt < 1e-10
+    largest = max(float(r.abs().max()) for r in guard.held.linear_term.values())
+    assert largest > 0.1 if stopped_early else largest < 1e-10
 
 
 @FORMS_TRIED
@@ -474,7 +474,7 @@ def test_what_is_kept_may_lie_in_fewer_bits():
     torch.testing.assert_close(row(model), before - 0.1 * pull)
 
 
-def test_at_strength_zero_nothing_leans():
+def test_at_strength_zero_there_is_no_linear_term():
     model = regression()
     guard = guard_of(model, "toy-dense", 0.0, gradient_term=True)
     guard.consolidate([data(0)])
