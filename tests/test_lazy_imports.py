@@ -6,6 +6,7 @@ from tests.calling import python
 LAZY = """
 import sys, anchorhold
 assert "torch" not in sys.modules and anchorhold.__version__
+assert anchorhold.protection.plan and anchorhold.spaces.SPACES
 assert anchorhold.measures.MAS and "torch" in sys.modules   # a package comes with its name
 from anchorhold import *
 assert anchorhold.Guard is Guard and anchorhold.errors.AnchorholdError is AnchorholdError
@@ -40,6 +41,8 @@ def test_there_are_at_most_40_names_and_30_members():
         ("LogLikelihood", "engine"),
         ("k_center", "variational"),
         ("TaskImportance", "guard"),
+        ("ProtectedGuard", "protection"),
+        ("SPACES", "spaces"),
     ],
 )
 def test_a_name_of_a_package_is_told_its_place(name, place):

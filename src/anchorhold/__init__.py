@@ -28,6 +28,8 @@ _PACKAGES = (
     "adapters",
     "task_free",
     "variational",
+    "protection",
+    "spaces",
     "engine",
 )
 """Where the rarer public names are, in the order in which they are looked for."""

@@ -285,6 +285,23 @@ def test_sola_s_gradient_counts_by_tokens_too():
         assert float(guard.penalty()) == pytest.approx(float(by_token.penalty()), rel=1e-9)
 
 
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("given", [{"exchange_rate": 1.0}, {"strength": 1.0}], ids=str)
+def test_what_was_forgotten_altogether_counts_no_more(given, average):
+    model, long = writer(), texts(seed=2, longest=12, shortest=9)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(average=average), **given)
+    guard.consolidate([texts(seed=1, longest=4)])
+    guard.forget("*")
+    guard.consolidate([long])
+    guard.exchange_rate = 1.0
+    alone = anchorhold.Guard(model, anchorhold.Fisher(average=average), exchange_rate=1.0)
+    alone.consolidate([long])
+    assert guard.held.record() == alone.held.record()
+    resumed = anchorhold.Guard(model, anchorhold.Fisher(average=average))
+    resumed.load_state_dict(guard.state_dict())
+    assert resumed.held.record() == alone.held.record()
+
+
 # What a Guard takes
 
 
@@ -530,6 +547,14 @@ def test_damaged_states_are_refused_and_nothing_is_lost(key, value):
     with pytest.raises(StateError):
         guard.load_state_dict({**guard.state_dict(), key: value})
     assert guard.strength == 1.5 and guard.exchange_rate == 3.0
+
+
+def test_the_record_has_no_strength_that_does_not_hold_yet():
+    guard = anchorhold.Guard(net(), "EWC", tolerance=0.1)
+    guard.keep([batch(0)[0]])
+    guard.consolidate([batch(0)])
+    record = guard.held.record()
+    assert record["strength"] == record["exchange_rate"] == guard.strength == 0.0 and record["tokens"] == 1.0
 
 
 def test_copies_have_it_too():

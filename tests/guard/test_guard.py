@@ -1,6 +1,7 @@
 """What a user sees: measures, totals, the pretrained model, and every mistake that can be made."""
 
 import copy
+import inspect
 
 import numpy as np
 import pytest
@@ -243,6 +244,43 @@ def test_what_is_no_model():
     model = net()
     with pytest.raises(anchorhold.errors.ConfigurationError, match=r"model=SGD: expected a torch.nn.Module"):
         anchorhold.Guard(torch.optim.SGD(model.parameters(), lr=0.1), "SOS")
+
+
+@pytest.mark.parametrize("options", [{"implicit": True}, anchorhold.GuardOptions, False])
+def test_options_that_are_none(options):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"options=.*: expected GuardOptions, as in"):
+        anchorhold.Guard(net(), "SI", options=options)
+
+
+def test_options_beside_the_other_arguments_are_told_where_they_go():
+    with pytest.raises(TypeError, match=r"implicit=True: .* Give options=GuardOptions\(implicit=True\)\."):
+        anchorhold.Guard(net(), "SI", implicit=True)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'strenght'"):
+        anchorhold.Guard(net(), "SI", strenght=1.0)
+    assert "exchange_rate" in inspect.signature(anchorhold.Guard).parameters
+
+
+@pytest.mark.parametrize("group", ["world", 0, -100])
+def test_what_is_no_process_group(group):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"expected a torch\.distributed process group"):
+        anchorhold.Guard(net(), "SI", options=anchorhold.GuardOptions(group=group))
+    guard = anchorhold.Guard(net(), "SI")
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"expected a torch\.distributed process group"):
+        guard.options.group = group
+    guard.refresh()
+    assert guard.options.group is None
+
+
+def test_the_parts_of_a_guard_have_the_names_that_they_say_and_no_others():
+    guard = anchorhold.Guard(net(), "SI")
+    for name, part in {"implicit": "options", "observe": "gradients", "trace": "control", "matrices": "held"}.items():
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}': it is guard\.{part}\.{name}$"):
+            getattr(guard, name)
+    for part in (guard.options, guard.gradients, guard.control, guard.held):
+        with pytest.raises(AttributeError):
+            part.implict = True
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="path='x': expected a PathRecord"):
+        guard.gradients.path = "x"
 
 
 def test_calls_out_of_order():

@@ -194,6 +194,11 @@ class GuardState:
         return sum(count * tokens for count, tokens in zip(counts, self.tokens, strict=True)) / sum(counts)
 
     @property
+    def strength_so_far(self) -> float:
+        """c, the largest of several; 0 where it follows a tolerance and no step was held yet."""
+        return 0.0 if self.tolerance is not None and self.control.log_start is None else self.strength
+
+    @property
     def asks_to_hold(self) -> bool:
         """Whether weights are to be held to their anchor, once there is one."""
         return bool(self.strength) or self.exchange_rate is not None

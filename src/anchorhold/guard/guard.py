@@ -17,7 +17,7 @@ from anchorhold.guard.anchors import rebase as rebase_anchor
 from anchorhold.guard.arguments.checked_arguments import checked_rate
 from anchorhold.guard.arguments.fitting_strengths import check_strengths
 from anchorhold.guard.arguments.new_core import new_core
-from anchorhold.guard.arguments.options import GuardOptions
+from anchorhold.guard.arguments.options import GuardOptions, names_options
 from anchorhold.guard.arguments.selection import Protect
 from anchorhold.guard.arguments.strengths import PatternStrengths, checked_strength
 from anchorhold.guard.core import AnchorKind, Setting
@@ -103,6 +103,7 @@ class Guard(NotACallback):
         options: the rarer arguments: space, step, processes and storage, in one :class:`~anchorhold.GuardOptions`.
     """
 
+    @names_options
     def __init__(
         self,
         model: nn.Module,
@@ -145,6 +146,18 @@ class Guard(NotACallback):
     def __repr__(self) -> str:
         return describe(self._core, self._attachment.attached(), self._attachment.held())
 
+    if not TYPE_CHECKING:  # a type checker would take every name for an attribute that there is
+
+        def __getattr__(self, name: str) -> Any:
+            """Say of the names of its parts which part has them."""
+            if not hasattr(type(self), name) and not name.startswith("_"):
+                for part, kind in _PARTS.items():
+                    if hasattr(kind, name):
+                        raise AttributeError(
+                            f"{type(self).__name__!r} object has no attribute {name!r}: it is guard.{part}.{name}"
+                        )
+            return super().__getattr__(name)
+
     # What there is to read
 
     @property
@@ -165,11 +178,9 @@ class Guard(NotACallback):
         is to do without that rate from now on. Where it follows a tolerance it cannot be set, and is 0 before the first
         step that it holds.
         """
-        core = self._core
-        if core.state.tolerance is not None and core.state.control.log_start is None:
-            return 0.0
-        strengths = core.state.driving.strengths
-        return core.state.strength if strengths is None else strengths.times(core.state.strength)
+        state = self._core.state
+        strengths = state.driving.strengths
+        return state.strength_so_far if strengths is None else strengths.times(state.strength)
 
     @strength.setter
     def strength(self, value: float | Mapping[str, float]) -> None:
@@ -569,6 +580,9 @@ class Guard(NotACallback):
         vars(self).update(state)
         self._attachment = Attachment(self._core, self._monitors)
         self._rollback = Rollback(self._core, self._attachment)
+
+
+_PARTS = {"held": HeldImportance, "gradients": Gradients, "control": Control, "options": ChosenOptions}
 
 
 def may_attach(guard: Guard, optimizer: Optimizer) -> bool:

@@ -117,9 +117,9 @@ def strength_record(core: Core) -> dict[str, float | None]:
     driving = state.driving
     rate = None
     if driving.measure.is_in_nats and driving.strengths is None and tokens is not None and state.is_anchored:
-        rate = 2 * tokens * state.strength if state.exchange_rate is None else state.exchange_rate
+        rate = 2 * tokens * state.strength_so_far if state.exchange_rate is None else state.exchange_rate
     trace = total_trace(driving.measured) if driving.total else None
-    return {"strength": state.strength, "exchange_rate": rate, "tokens": tokens, "trace": trace}
+    return {"strength": state.strength_so_far, "exchange_rate": rate, "tokens": tokens, "trace": trace}
 
 
 def _kept(state: GuardState) -> list[str]:

@@ -114,6 +114,7 @@ class TaskEnd:
     def commit(self, core: Core) -> None:
         """Let all of it hold from now on."""
         state = core.state
+        is_first = not state.driving.added_to
         for name, total in self.totals.items():
             state.ledgers[name].take_in(total, self.results[name].matrices, state.decay)
             state.ledgers[name].running |= self.results[name].lasting
@@ -131,7 +132,8 @@ class TaskEnd:
         state.is_as_given = state.tasks == 0 and not core.is_trained
         state.tasks += 1
         if self.tokens is not None:
-            state.tokens.append(self.tokens)
+            # Where nothing is left of earlier tasks, their T counts no more.
+            state.tokens = [self.tokens] * state.tasks if is_first else [*state.tokens, self.tokens]
         state.strength = found_strength(state)
 
 

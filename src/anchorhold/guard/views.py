@@ -15,6 +15,7 @@ from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Form, Matrix
 from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.rank_gradients import CommHook
+from anchorhold.guard.distributed.ranks import checked_group
 from anchorhold.guard.ledger import PathRecord, diagonal_of
 from anchorhold.guard.microbatches.measure import measure_microbatches
 from anchorhold.guard.refreshing import refresh
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 class HeldImportance:
     """Read what holds the model, beyond its diagonal: ``guard.held``."""
+
+    __slots__ = ("_core",)  # so that a name that is set by mistake is refused
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -85,6 +88,8 @@ class HeldImportance:
 
 class Gradients:
     """Choose what measures along the path see of each step: ``guard.gradients``."""
+
+    __slots__ = ("_attachment", "_core")  # so that a name that is set by mistake is refused
 
     def __init__(self, core: Core, attachment: Attachment) -> None:
         self._core = core
@@ -227,6 +232,8 @@ class Gradients:
 class Control:
     """Read how the strength follows a tolerance in this task: ``guard.control``. Nothing is run for it."""
 
+    __slots__ = ("_control", "_rollback")  # so that a name that is set by mistake is refused
+
     def __init__(self, core: Core, rollback: Rollback) -> None:
         self._control = core.state.control
         self._rollback = rollback
@@ -254,6 +261,8 @@ class Control:
 
 class ChosenOptions:
     """Read what a guard was made with, and what it has decided where that was left open: ``guard.options``."""
+
+    __slots__ = ("_attachment", "_core")  # so that a name that is set by mistake is refused
 
     def __init__(self, core: Core, attachment: Attachment) -> None:
         self._core = core
@@ -306,5 +315,5 @@ class ChosenOptions:
 
     @group.setter
     def group(self, value: "ProcessGroup | None") -> None:
-        self._core.runtime.group = value
+        self._core.runtime.group = checked_group(value)
         self._core.runtime.find_ranks()

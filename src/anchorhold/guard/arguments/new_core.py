@@ -23,11 +23,12 @@ from anchorhold.guard.arguments.checked_arguments import (
     refuse_merged_path,
 )
 from anchorhold.guard.arguments.default_space import warn_of_unmerged
-from anchorhold.guard.arguments.options import GuardOptions
+from anchorhold.guard.arguments.options import GuardOptions, checked_options
 from anchorhold.guard.arguments.selection import Protect, Selection
 from anchorhold.guard.arguments.strengths import USUAL, PatternStrengths, checked_strength
 from anchorhold.guard.core import AnchorKind, Core, GuardState, Options, Runtime, Setting, TaskState, has_linear_term
 from anchorhold.guard.distributed.gathering import checked_gather
+from anchorhold.guard.distributed.ranks import checked_group
 from anchorhold.guard.ledger import Ledger
 from anchorhold.guard.refreshing import first_look
 from anchorhold.holds import Hold
@@ -58,12 +59,7 @@ def new_core(
         raise ConfigurationError(
             f"model={type(model).__name__}: expected a torch.nn.Module, as in Guard(model, SOS(), strength=500.0)."
         )
-    rarer = GuardOptions() if options is None else options
-    if not isinstance(rarer, GuardOptions):
-        raise ConfigurationError(
-            f"options={options!r}: expected GuardOptions, as in "
-            "Guard(model, SOS(), options=GuardOptions(implicit=True))."
-        )
+    rarer = checked_options(options)
     storage = Storage(rarer.state_dtype, None if rarer.state_device is None else device_with_number(rarer.state_device))
     driver = as_measure(measure)
     checked_anchor(anchor, driver, gradient_term=rarer.gradient_term)
@@ -109,7 +105,7 @@ def new_core(
     )
     if any(each is not None for each in (strength, exchange_rate, tolerance)):
         state.asked = Setting(state.said_strength, "given")
-    core = Core(asked, state, TaskState(), Runtime(model, rarer.group))
+    core = Core(asked, state, TaskState(), Runtime(model, checked_group(rarer.group)))
     first_look(core)
     core.space.check()
     warn_of_unmerged(core)

@@ -1,15 +1,21 @@
 """The rarer arguments of a Guard, in one group."""
 
+import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 import torch
 
+from anchorhold.errors import ConfigurationError
 from anchorhold.guard.distributed.gathering import Gather
 from anchorhold.spaces import SpaceName
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,3 +58,28 @@ class GuardOptions:
     gather: Gather | None = None
     state_dtype: torch.dtype | None = None
     state_device: torch.device | str | None = None
+
+
+def checked_options(given: object) -> GuardOptions:
+    """Return the options, the usual ones for ``None``, or say what was expected."""
+    if given is None:
+        return GuardOptions()
+    if not isinstance(given, GuardOptions):
+        raise ConfigurationError(
+            f"options={given!r}: expected GuardOptions, as in Guard(model, SOS(), options=GuardOptions(implicit=True))."
+        )
+    return given
+
+
+def names_options(init: Callable[P, None]) -> Callable[P, None]:
+    """Let a call that was given one of GuardOptions by itself say where it goes."""
+    options = {each.name for each in dataclasses.fields(GuardOptions)}
+
+    @functools.wraps(init)  # so that the signature stays
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        if found := options & kwargs.keys():
+            given = ", ".join(f"{name}={kwargs[name]!r}" for name in kwargs if name in found)
+            raise TypeError(f"{given}: this is one of the rarer arguments. Give options=GuardOptions({given}).")
+        init(*args, **kwargs)
+
+    return checked

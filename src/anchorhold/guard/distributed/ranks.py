@@ -145,6 +145,20 @@ class Ranks:
 ALONE = Ranks()
 
 
+def checked_group(given: object) -> "ProcessGroup | None":
+    """Return a process group, or refuse what is none, such as ``new_group`` returns where it leaves a process out."""
+    if given is None:
+        return None
+    from torch.distributed import ProcessGroup  # noqa: PLC0415
+
+    if not isinstance(given, ProcessGroup):
+        raise ConfigurationError(
+            f"group={given!r}: expected a torch.distributed process group that this process is in, such as "
+            "torch.distributed.group.WORLD after init_process_group(), or None."
+        )
+    return given
+
+
 def ranks_of(model: nn.Module, group: "ProcessGroup | None") -> Ranks:
     """Return the ranks that train a model: the group given, or else the one of a DDP or FSDP model."""
     if group is not None:

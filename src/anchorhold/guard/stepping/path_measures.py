@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from anchorhold.errors import ConfigurationError, OrderError
+from anchorhold.errors import ConfigurationError, OrderError, shortened
 from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.rank_gradients import RankGradients
 from anchorhold.guard.ledger import PathRecord
@@ -166,6 +166,8 @@ def take_path(core: Core, measures: Mapping[str, PathMeasure], record: PathRecor
 
     Raise :class:`ConfigurationError` if it is of other measures, states or shapes, which would count as nothing.
     """
+    if not isinstance(record, PathRecord):
+        raise ConfigurationError(f"path={shortened(record)}: expected a PathRecord, as guard.gradients.path is.")
     if unknown := sorted(set(record.running) - set(measures)):
         raise ConfigurationError(f"path has a measure {unknown[0]!r}; along the path here are {list(measures)}.")
     parameters = core.runtime.parameters

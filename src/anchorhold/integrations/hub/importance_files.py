@@ -19,6 +19,7 @@ from torch import nn
 
 from anchorhold.errors import ConfigurationError, OrderError, StateError, shortened, warn
 from anchorhold.guard import Guard, GuardOptions
+from anchorhold.guard.arguments.options import checked_options
 from anchorhold.guard.arguments.strengths import USUAL
 from anchorhold.guard.batch_norm.frozen_statistics import is_fresh, with_statistics
 from anchorhold.guard.distributed.ranks import ALONE, Ranks
@@ -299,7 +300,7 @@ def _refuse_rate_without_tokens(source: object, rate: object) -> None:
 
 def _of_own_weights(options: GuardOptions | None) -> GuardOptions:
     """Return the options with adapters held by their own parameters, whose importance is all that is shared."""
-    options = GuardOptions() if options is None else options
+    options = checked_options(options)
     if options.space not in (None, "weights"):
         raise ConfigurationError(
             f"space={options.space!r} for importance of a model's own parameters, which is all that is shared: "
