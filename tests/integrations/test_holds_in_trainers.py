@@ -245,7 +245,7 @@ class TestResuming:
         with pytest.raises(anchorhold.errors.OrderError, match="carries no training data"):
             start(2, path=first, fill=False)
         again, restored = start(2, path=first, fill=False, buffer=tmp_path / "buffer")
-        assert restored.path.steps == guard.gradients.path.steps
+        assert restored.gradients.path.steps == guard.gradients.path.steps
         assert_same(weights(again), weights(module))
 
 
@@ -315,7 +315,7 @@ def test_lightnings_closures_draw_as_plain_steps_do():
     for task in (1, 2):
         test_lightning.trainer(callbacks=[callback], max_epochs=1).fit(module, test_lightning.loader(task))
         test_lightning.plain_loop(net, made[1], test_lightning.loader(task), epochs=1)
-    assert len(made[0].holds[0].buffer) == 6 and made[0].holds[0].buffer.tasks == 2
+    assert len(made[0].options.holds[0].buffer) == 6 and made[0].options.holds[0].buffer.tasks == 2
     test_lightning.assert_same(module, made[0], net, made[1])
 
 

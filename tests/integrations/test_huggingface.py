@@ -284,7 +284,9 @@ def test_runs_without_logs_are_told_apart(tmp_path):
     train(tmp_path / "b", guard, model, resume=first, resume_from_checkpoint=first, callbacks=same, **QUIET)
     whole, expected = guarded(anchorhold.SOS())
     train(tmp_path / "c", expected, whole, **QUIET)
-    assert_same(guard.gradients.path.running["SOS"]["second_moment"], expected.path.running["SOS"]["second_moment"])
+    assert_same(
+        guard.gradients.path.running["SOS"]["second_moment"], expected.gradients.path.running["SOS"]["second_moment"]
+    )
     # What was resumed from the one run and saved in the folder of the other goes on from there.
     model, guard = guarded(anchorhold.SOS())
     train(tmp_path / "b", guard, model, resume=True, max_steps=6, **QUIET)

@@ -66,7 +66,7 @@ class Guard(NotACallback):
 
     Args:
         model: the network.
-        measure: how importance is measured, a measure or its name in :func:`anchorhold.measures`.
+        measure: how importance is measured, a measure or its name in :func:`~anchorhold.measures.default_measures`.
         strength: the c of the penalty. What is right depends on the measure: search on a grid 1, 2, 5, 10, …; or give
             an exchange rate, or a tolerance. Where none of them is given, a Fisher information has an exchange rate of
             1; other measures have a strength of 1, with a warning once it holds. Also one for each of some patterns of
@@ -586,7 +586,7 @@ def blank_state_dict(guard: Guard, metadata: "Metadata", prefix: str = "guard") 
     Args:
         guard: the one that is to take over the state.
         metadata: what the checkpoint's reader says about it.
-        prefix: the key that :meth:`Guard.state_dict` was saved by; empty where it was saved by itself.
+        prefix: the key that :meth:`~anchorhold.Guard.state_dict` was saved by; empty where it was saved by itself.
     """
     guard.refresh()
     return state_files.blank_state(guard._core, metadata, prefix)  # noqa: SLF001
