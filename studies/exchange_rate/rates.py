@@ -58,7 +58,7 @@ def _median_and_worst(values: Sequence[float | None]) -> str:
 
 def meets(values: Sequence[float]) -> bool:
     """Whether the settings' ratios meet both goals."""
-    return statistics.median(values) <= GOALS[0] and max(values) <= GOALS[1]
+    return bool(values) and statistics.median(values) <= GOALS[0] and max(values) <= GOALS[1]
 
 
 def objectives_at(settings: Sequence[Setting], kappa: float) -> list[float]:
@@ -73,10 +73,10 @@ def _best_everywhere(small: Sequence[Setting]) -> str:
     median = min(at, key=lambda kappa: statistics.median(at[kappa]))
     worst = min(at, key=lambda kappa: max(at[kappa]))
     met = ", ".join(f"{kappa:g}" for kappa in at if meets(at[kappa])) or "none"
-    left_out = _left_out(small, GRID, _objective_at)
+    others = left_out(small, GRID, _objective_at)
     return (
         f"Of one number for all GPTs, κ = {median:g} has the least median, and κ = {worst:g} the least worst. Both "
-        f"goals are met at: {met}. {_told(left_out, 'κ')}"
+        f"goals are met at: {met}. {_told(others, 'κ')}"
     )
 
 
@@ -84,7 +84,7 @@ def _objective_at(setting: Setting, kappa: float) -> float | None:
     return _at(setting, kappa, 0)
 
 
-def _left_out(
+def left_out(
     small: Sequence[Setting], choices: Sequence[float], ratio: Callable[[Setting, float], float | None]
 ) -> tuple[dict[str, float], list[float]] | None:
     """Return for each network what is least bad for the others, and what that comes to in each of its settings."""
@@ -101,14 +101,14 @@ def _left_out(
     return chosen, found
 
 
-def _told(left_out: tuple[dict[str, float], list[float]] | None, name: str) -> str:
-    if left_out is None:
+def _told(found: tuple[dict[str, float], list[float]] | None, name: str) -> str:
+    if found is None:
         return ""
-    chosen, found = left_out
+    chosen, ratios = found
     said = "; ".join(f"{value:g} for {network}" for network, value in chosen.items())
     return (
         f"Chosen as the least worst for the other networks, {name} is {said}. It comes to "
-        f"{statistics.median(found):.3f} in the median and {max(found):.3f} in the worst."
+        f"{statistics.median(ratios):.3f} in the median and {max(ratios):.3f} in the worst."
     )
 
 
@@ -119,6 +119,13 @@ def _network(setting: Setting) -> str:
 def why(small: Sequence[Setting]) -> Iterator[str]:
     """Yield how far the second order is from what was measured, and what a correction by it would come to."""
     compared = [setting for setting in small if setting.compared]
+    excesses = [setting.too_little for setting in compared]
+    if excesses:
+        yield (
+            f"The importance predicts a {min(excesses):.0f}th to a {max(excesses):.0f}th of the KL that was measured "
+            "at κ = 1: the training goes where the second order sees little. So κ counts for less than it says."
+        )
+        yield ""
     yield "Measured by predicted KL at κ = 1 → the best κ, geometric means over the seeds:"
     yield ""
     yield f"| setting | trained | {' | '.join(FORMS)} |"
@@ -148,16 +155,16 @@ def why(small: Sequence[Setting]) -> Iterator[str]:
         cells = [*_pair([objective for objective, _ in found]), *_pair([excess for _, excess in found])]
         yield f"| {power:g} | {rates[0]:.1f} to {rates[-1]:.1f} | {' | '.join(cells)} |"
     yield ""
-    corrected = _left_out(compared, POWERS, lambda setting, power: setting.corrected(power)[0])
+    corrected = left_out(compared, POWERS, lambda setting, power: setting.corrected(power)[0])
     yield _told(corrected, "the power")
     if corrected:
-        number = _left_out(compared, GRID, _objective_at)
+        number = left_out(compared, GRID, _objective_at)
         better = number and all(of(corrected[1]) < of(number[1]) for of in (statistics.median, max))
         yield ""
         yield (
-            f"That is {'better' if better else 'not better in both'} than one number that is chosen in the same way: the "
-            f"rows {'speak for' if better else 'do not decide for'} a correction. No first run was short, or at an exchange "
-            "rate of its own: both are of the whole training at κ = 1."
+            f"That is {'better' if better else 'not better in both'} than one number that is chosen in the same way: "
+            f"the rows {'speak for' if better else 'do not decide for'} a correction. The first run is the whole "
+            "training at κ = 1; no short one was tried."
         )
 
 
@@ -199,7 +206,7 @@ def judges(small: Sequence[Setting]) -> Iterator[str]:
     )
 
 
-class _Judged:
+class Judged:
     """One setting, to a judge of his own: the best exchange rate, and the ratio at each."""
 
     def __init__(self, ladders: Sequence[Sequence[Tried]], weight: float, lost: Lost) -> None:
@@ -208,8 +215,8 @@ class _Judged:
         self.at = {kappa: statistics.mean(each[kappa] / min(each.values()) for each in found) for kappa in GRID}
 
 
-def _judged(small: Sequence[Setting], weight: float, lost: Lost) -> list[_Judged]:
+def _judged(small: Sequence[Setting], weight: float, lost: Lost) -> list[Judged]:
     whole = [
         [ladder for ladder, _ in setting.compared if {each.kappa for each in ladder} >= set(GRID)] for setting in small
     ]
-    return [_Judged(ladders, weight, lost) for ladders in whole if ladders]
+    return [Judged(ladders, weight, lost) for ladders in whole if ladders]

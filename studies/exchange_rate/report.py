@@ -122,16 +122,14 @@ def answer(rows: Sequence[Line], pretrained: Sequence[Line]) -> str:
     small, own, _ = (settings for _, settings in _parts(rows, pretrained))
     one = objectives_at(small, 1.0)
     others = {kappa: objectives_at(small, kappa) for kappa in GRID if kappa > 1.0}
-    met = [f"κ = {kappa:g} {_beside(found)}" for kappa, found in others.items() if found and meets(found)]
     verdict = "Yes" if meets(one) else "In the median, not in the worst" if _is_median_met(one) else "No"
     said = [
-        f"{verdict}: on {len(one)} settings of small GPTs the objective at κ = 1 is {_beside(one)} of a grid's best"
+        f"{verdict}. At κ = 1 the objective is {_beside(one)} times the best of a grid on {len(one)} settings of GPTs"
     ]
-    if met:
-        said.append(f"Within the goals is {', and '.join(met)}")
+    said += [f"at κ = {kappa:g} {_beside(found)}" for kappa, found in others.items() if meets(found)]
     if found := _objectives(own):
-        said.append(f"On SmolLM2, where few were tried, κ = 1 costs {max(found):.2f}")
-    return f"{ANSWER} {'. '.join(said)}."
+        said.append(f"on SmolLM2, where few were tried, at most {max(found):.2f} at κ = 1")
+    return f"{ANSWER} {'; '.join(said)}."
 
 
 def _beside(found: Sequence[float]) -> str:
@@ -177,7 +175,8 @@ def text(rows: Sequence[Line], pretrained: Sequence[Line]) -> str:
         (
             "c = κ/(2T) makes the penalty κ × the nats lost per old token, by the Fisher information. κ = 1 is "
             "compared with the best exchange rate that was tried, found by searching on the same text that is "
-            "reported: the search has an advantage. Losses are in nats a token (a byte for the GPTs), on text kept apart."
+            "reported: the search has an advantage. Losses are in nats a token (a byte for the GPTs), on text that "
+            "was kept apart."
         ),
         "",
         *_what_was_tried(small, own),
@@ -256,7 +255,8 @@ def _what_was_tried(small: Sequence[Setting], own: Sequence[Setting]) -> Iterato
     short = [len(ladder) for ladder in ladders if len(ladder) < len(GRID)]
     yield (
         f"- **GPTs**: {len(GRID)} exchange rates from {GRID[0]:g} to {GRID[-1]:g}, and further ones where the best "
-        f"lies at an edge; {len(short)} of {len(ladders)} ladders have fewer{_list(short)}. Seeds of those planned: {seeds}."
+        f"lies at an edge; {len(short)} of {len(ladders)} ladders have fewer{_list(short)}. "
+        f"Seeds of those planned: {seeds}."
     )
     if own:
         compared = [setting for setting in own if setting.compared]
