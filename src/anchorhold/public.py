@@ -24,6 +24,7 @@ from anchorhold.measures import (
 )
 from anchorhold.merging import choose_share, merge
 from anchorhold.own_text import OwnText, write_text
+from anchorhold.protection import protect
 from anchorhold.retention import Tolerance
 from anchorhold.task_free import TaskFree
 
@@ -61,6 +62,7 @@ __all__ = [
     "choose_share",
     "forgetting",
     "merge",
+    "protect",
     "register_form",
     "register_hold",
     "register_measure",

@@ -29,6 +29,11 @@ def consolidated(measure="EWC", **options):
     return guard
 
 
+def mistake_protecting_in_several_processes(here):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"protect\(\) in one of several processes"):
+        anchorhold.protect(net(), [batch(0)])
+
+
 def mistake_nan_on_one_rank(here):
     guard = consolidated()
     x, y = batch(1)

@@ -43,7 +43,7 @@ def test_a_fast_loop(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     scope = run_page(PAGE, "A fast loop such as Unsloth's")
     trained, fast = scope["trained"], scope["fast_model"]
-    assert scope["fast_guard"].path.steps == len(scope["new"])
+    assert scope["fast_guard"].gradients.path.steps == len(scope["new"])
     assert farthest(fast, trained(fast=False)[0]) < 1e-5  # as without kernels and recomputing
     assert farthest(fast, trained(fast=True, guarded=False)[0]) > 1e-3
 

@@ -29,7 +29,7 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 def test_it_is_the_mean_of_outer_products_over_samples_and_labels(kind):
     model = network(kind)
     expected = brute_force(model)
-    matrices = guarded(model, "dense").matrices
+    matrices = guarded(model, "dense").held.matrices
     assert matrices.keys() == {"network"}
     torch.testing.assert_close(matrices["network"].h, expected, **CLOSE)
 
@@ -37,7 +37,7 @@ def test_it_is_the_mean_of_outer_products_over_samples_and_labels(kind):
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_one_matrix_a_layer_is_a_block_of_it(kind):
     model = network(kind)
-    matrices = guarded(model, Dense(span="layers")).matrices
+    matrices = guarded(model, Dense(span="layers")).held.matrices
     assert sorted(n for m in matrices.values() for n in m.block.parameters) == sorted(dict(model.named_parameters()))
     assert len(matrices) > 1
     for matrix in matrices.values():
@@ -45,7 +45,9 @@ def test_one_matrix_a_layer_is_a_block_of_it(kind):
 
 
 def test_biases_and_norms_alone_are_blocks_of_their_own():
-    matrices = guarded(network("branches"), Dense(span="layers"), protect=["*.weight", "norm.bias", "scale"]).matrices
+    matrices = guarded(
+        network("branches"), Dense(span="layers"), protect=["*.weight", "norm.bias", "scale"]
+    ).held.matrices
     assert {name: matrix.block.parameters for name, matrix in matrices.items()} == {
         name: (name,) for name in ("scale", "first.weight", "norm.weight", "norm.bias", "shared.weight", "head.weight")
     }
@@ -53,7 +55,7 @@ def test_biases_and_norms_alone_are_blocks_of_their_own():
 
 def test_the_empirical_one_takes_the_true_labels():
     model = network()
-    matrices = guarded(model, "dense", anchorhold.Fisher(labels="true")).matrices
+    matrices = guarded(model, "dense", anchorhold.Fisher(labels="true")).held.matrices
     torch.testing.assert_close(matrices["network"].h, brute_force(model, scores=oracles.true_label), **CLOSE)
 
 
@@ -141,7 +143,7 @@ def test_measures_that_are_no_mean_of_squares_have_none(measure):
 
 
 def test_sixteen_bits_would_push_weights_away():
-    h = guarded(network("branches"), "dense").matrices["network"].h
+    h = guarded(network("branches"), "dense").held.matrices["network"].h
     rounded = torch.linalg.eigvalsh(h.bfloat16().double())
     assert float(rounded[0]) < -1e-4 * float(rounded[-1])
     with pytest.raises(ConfigurationError, match=r"bfloat16 with form='dense'.*'lowrank'"):
@@ -166,7 +168,7 @@ def test_what_it_takes_is_said_before():
     assert (told.name, told.weights, told.form, told.kept) == ("network", 43, "dense", 8 * (43**2 + 43))
     (block,) = Dense().blocks(model, dict(model.named_parameters()))
     assert Dense().cost(block, dict(model.named_parameters())) == (43**2, 43**2, 43**2, "dense")
-    assert guarded(model, "dense").matrices["network"].description == "dense"
+    assert guarded(model, "dense").held.matrices["network"].description == "dense"
 
 
 def test_it_is_the_same_whatever_order_a_model_has_its_layers_in():

@@ -75,7 +75,7 @@ def moved(model):
 def test_the_engine_brings_what_the_factors_are_made_of():
     model = network()
     expected = factors(copy.deepcopy(model), data()[0][0])
-    matrices = guarded(model).matrices
+    matrices = guarded(model).held.matrices
     assert matrices.keys() == expected.keys() == {"0", "2"}
     for name, (g, a) in expected.items():
         torch.testing.assert_close(matrices[name].g, g, rtol=1e-10, atol=1e-12)
@@ -178,7 +178,7 @@ def test_a_second_task_is_added_with_its_trace():
     alone = guarded(copy.deepcopy(model))
     guard.consolidate(data())
     for name, matrix in guard.held.matrices.items():
-        torch.testing.assert_close(matrix.trace(), alone.matrices[name].trace() + 0.5 * first[name])
+        torch.testing.assert_close(matrix.trace(), alone.held.matrices[name].trace() + 0.5 * first[name])
         torch.testing.assert_close(guard.anchor[matrix.block.parameters[0]], model.state_dict()[f"{name}.weight"])
 
 

@@ -122,9 +122,9 @@ def test_the_nearest_product_is_the_largest_singular_pair_of_the_rearranged_sum(
 
 def test_damping_is_the_root_of_a_share_of_each_factors_mean():
     model, x = network_and_inputs("mlp")
-    plain = guarded(model, x).matrices
+    plain = guarded(model, x).held.matrices
     for form, share in ((Kronecker(damping=0.1), 0.1), ("kronecker", 0.001)):  # the one, and what there is by default
-        damped = guarded(model, x, form).matrices
+        damped = guarded(model, x, form).held.matrices
         for name, matrix in plain.items():
             factors = zip((matrix.g, matrix.a), (damped[name].g, damped[name].a), strict=True)
             for factor, found in factors:
@@ -144,7 +144,7 @@ def test_kept_sums_are_exact_and_others_say_how_far_they_are():
         for name, matrix in guard.held.matrices.items():
             if sums == "exact":
                 assert isinstance(matrix, SumMatrix)
-                tasks = [dense_of(guarded(model, task).matrices[name]) for task in (x, *others)]
+                tasks = [dense_of(guarded(model, task).held.matrices[name]) for task in (x, *others)]
                 exact[name] = sum(tasks)
                 torch.testing.assert_close(dense_of(matrix), exact[name], rtol=1e-10, atol=1e-14)
             else:
@@ -155,7 +155,7 @@ def test_kept_sums_are_exact_and_others_say_how_far_they_are():
 @pytest.mark.parametrize("kind", ["mlp", "along a sequence", "convolutions"])
 def test_the_factors_are_those_of_curvlinops(kind):
     model, x = network_and_inputs(kind)
-    matrices = guarded(model, x).matrices
+    matrices = guarded(model, x).held.matrices
     model.requires_grad_(True)
     logits = model(x)
     labels = torch.zeros(logits.shape[:-1], dtype=torch.long)
@@ -201,7 +201,7 @@ def dense_by_blocks(operator, model, matrices):
 
 def test_gradients_without_rule_give_a_product_with_the_exact_trace():
     model, x = network_and_inputs("recurrent")
-    for matrix in guarded(model, x).matrices.values():
+    for matrix in guarded(model, x).held.matrices.values():
         if matrix.block.name.startswith("lstm.weight"):
             gradients = block_gradients(model, x, matrix.block)
             outer = sum(weight * gradient @ gradient.T for weight, gradient in gradients)

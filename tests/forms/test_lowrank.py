@@ -54,7 +54,7 @@ def cut(h, rank):
 @pytest.mark.parametrize("span", ["network", "layers"])
 def test_with_as_many_directions_as_there_are_it_is_exact(kind, span):
     model = network(kind)
-    for matrix in guarded(model, LowRank(rank=100, span=span)).matrices.values():
+    for matrix in guarded(model, LowRank(rank=100, span=span)).held.matrices.values():
         h = brute_force(model, matrix.block.parameters)
         torch.testing.assert_close(dense(matrix), h, **CLOSE)
         torch.testing.assert_close(matrix.total_trace, h.trace(), **CLOSE)
@@ -116,7 +116,7 @@ def test_a_sum_is_cut_to_what_is_nearest(decay):
     guard = guarded(model, LowRank(rank=7), decay=decay)
     first = dense(guard.held.matrices["network"])
     move(model)
-    second = dense(guarded(model, LowRank(rank=7)).matrices["network"])
+    second = dense(guarded(model, LowRank(rank=7)).held.matrices["network"])
     traces = [float(brute_force(model).trace()), float(guard.held.matrices["network"].total_trace)]
     guard.consolidate(data())
     found = guard.held.matrices["network"]
@@ -131,7 +131,7 @@ def test_a_sum_that_is_exact_keeps_all_directions():
     expected = dense(guard.held.matrices["network"])
     for seed in (5, 6):
         move(model, seed=seed)
-        alone = guarded(model, LowRank(rank=7, sums="exact", damping=0.1)).matrices["network"]
+        alone = guarded(model, LowRank(rank=7, sums="exact", damping=0.1)).held.matrices["network"]
         guard.consolidate(data())
         expected = dense(alone) + 0.5 * expected
         torch.testing.assert_close(dense(guard.held.matrices["network"]), expected, **CLOSE)
@@ -210,7 +210,7 @@ def test_settings_that_make_no_sense_are_refused():
 
 def test_it_comes_back_from_its_tensors_and_not_from_others():
     model, form = network(), LowRank(rank=5)
-    matrix, parameters = guarded(model, form).matrices["network"], dict(model.named_parameters())
+    matrix, parameters = guarded(model, form).held.matrices["network"], dict(model.named_parameters())
     tensors = matrix.state()
     torch.testing.assert_close(dense(form.restore(matrix.block, tensors, parameters)), dense(matrix), rtol=0, atol=0)
     others = (

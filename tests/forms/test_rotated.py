@@ -52,7 +52,7 @@ def test_s_is_the_mean_square_in_coordinates_that_are_orthonormal(kind):
 def test_what_is_no_matrix_is_the_diagonal(kind):
     model, x = network_and_inputs(kind)
     expected = guarded(model, x, form="diagonal").importance
-    for name, matrix in guarded(model, x).matrices.items():
+    for name, matrix in guarded(model, x).held.matrices.items():
         if not matrix.block.is_matrix:
             torch.testing.assert_close(matrix.omega, expected[name], rtol=1e-10, atol=1e-14)
 
@@ -61,8 +61,8 @@ def test_what_is_no_matrix_is_the_diagonal(kind):
 def test_the_coordinates_are_eigenvectors_of_the_factors(kind):
     """So that the matrix of squares there has nothing beside the diagonal in the mean over outputs, or inputs."""
     model, x = network_and_inputs(kind)
-    kronecker = guarded(model, x, form="kronecker").matrices
-    for name, matrix in guarded(model, x).matrices.items():
+    kronecker = guarded(model, x, form="kronecker").held.matrices
+    for name, matrix in guarded(model, x).held.matrices.items():
         if not matrix.block.is_matrix:
             continue
         for u, factor in zip(matrix.basis, (kronecker[name].g, kronecker[name].a), strict=True):
@@ -86,7 +86,7 @@ def test_every_measure_from_data_has_the_diagonals_own_values_where_nothing_is_r
 
 def test_mas_takes_absolute_values_in_the_coordinates_of_its_own_delta():
     model, x = network_and_inputs("mlp")
-    for matrix in guarded(model, x, "MAS").matrices.values():
+    for matrix in guarded(model, x, "MAS").held.matrices.values():
         expected = torch.zeros(matrix.block.size, dtype=torch.float64)
         for sample in x:
             score = model(sample[None]).softmax(-1).square().sum()
@@ -100,7 +100,7 @@ def test_mas_takes_absolute_values_in_the_coordinates_of_its_own_delta():
 @pytest.mark.parametrize("kind", ["along a sequence", "attention"])
 def test_expand_squares_the_gradient_of_each_position(kind):
     model, x = network_and_inputs(kind)
-    matrices = guarded(model, x, form=Rotated(sharing="expand", damping=0.0)).matrices
+    matrices = guarded(model, x, form=Rotated(sharing="expand", damping=0.0)).held.matrices
     block = matrices["0.weight" if kind == "along a sequence" else "head.weight"].block
     layer = model[0] if kind == "along a sequence" else model.head
     kept = {}
@@ -187,7 +187,7 @@ def test_a_second_task_is_measured_in_the_coordinates_of_both():
         torch.testing.assert_close(matrix.s, new + old, rtol=1e-10, atol=1e-14)
         # The basis is that of both tasks' factors, each balanced: in it their sum is diagonal.
         g, a = matrix.factors
-        alone = guarded(model, other).matrices[name]
+        alone = guarded(model, other).held.matrices[name]
         for both, one, two in zip((g, a), first[name].factors, alone.factors, strict=True):
             torch.testing.assert_close(both, one + two, rtol=1e-8, atol=1e-12)
 
@@ -208,15 +208,17 @@ def test_kept_sums_are_exact():
     guard.consolidate([other])
     for name, matrix in guard.held.matrices.items():
         assert isinstance(matrix, SumMatrix)
-        expected = 0.5 * dense_of(guarded(model, x).matrices[name]) + dense_of(guarded(model, other).matrices[name])
+        expected = 0.5 * dense_of(guarded(model, x).held.matrices[name]) + dense_of(
+            guarded(model, other).held.matrices[name]
+        )
         torch.testing.assert_close(dense_of(matrix), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_damping_is_a_share_of_the_mean_for_every_direction():
     model, x = network_and_inputs("tied")
-    plain = guarded(model, x).matrices
+    plain = guarded(model, x).held.matrices
     for form, share in ((Rotated(damping=0.1), 0.1), ("rotated", 0.001)):  # the one, and what there is by default
-        damped = guarded(model, x, form=form).matrices
+        damped = guarded(model, x, form=form).held.matrices
         for name, matrix in plain.items():
             kept = (matrix.s, damped[name].s) if matrix.block.is_matrix else (matrix.omega, damped[name].omega)
             torch.testing.assert_close(kept[1], kept[0] + share * kept[0].mean(), rtol=1e-12, atol=0)

@@ -104,7 +104,7 @@ def test_all_it_does_is_what_the_dense_matrix_does_and_sums_keep_the_trace(form,
                 torch.testing.assert_close(found, expected, **close)
             if task:
                 torch.testing.assert_close(matrix.trace(), traces[matrix.block.name], **close)
-            own = guarded(model, x + 0.3, form(**settings)).matrices[matrix.block.name].trace()
+            own = guarded(model, x + 0.3, form(**settings)).held.matrices[matrix.block.name].trace()
             traces[matrix.block.name] = matrix.trace() + own
         guard.consolidate([x + 0.3])
 
@@ -209,7 +209,7 @@ def test_layers_that_see_the_same_inputs_keep_what_is_known_of_them_once(kind, t
         distinct = {id(t): t for m in guard.held.matrices.values() for t in m.state().values()}.values()
         assert guard.cost().kept == sum(t.nbytes for t in [*distinct, *guard.anchor.values()])
     assert apart.cost().kept - shared.cost().kept == 2 * 8 * 25
-    before, own = shared.held.matrices["k.weight"], guarded(model, x + 0.3, kind()).matrices["k.weight"].trace()
+    before, own = shared.held.matrices["k.weight"], guarded(model, x + 0.3, kind()).held.matrices["k.weight"].trace()
     wanted = before.trace() + own
     shared.consolidate([x + 0.3])
     torch.testing.assert_close(shared.held.matrices["k.weight"].trace(), wanted, rtol=1e-9, atol=0)

@@ -65,7 +65,7 @@ def test_layers_that_lie_otherwise_are_read_as_they_were(tmp_path, form):
     after = moved(before)
     data = [torch.randint(4, (30, 3), generator=torch.Generator().manual_seed(k)) for k in (0, 1)]
     guards = [guarded(model, form, data=[own]) for model, own in zip((before, after), data, strict=True)]
-    assert {matrix.block.inputs_first for matrix in guards[0].matrices.values()} == {True, False}
+    assert {matrix.block.inputs_first for matrix in guards[0].held.matrices.values()} == {True, False}
     for k, guard in enumerate(guards):
         guard.save(tmp_path / f"{k}.safetensors")
     found = anchorhold.merge(before, after, 0.4, by=[tmp_path / f"{k}.safetensors" for k in (0, 1)])
@@ -92,7 +92,7 @@ def test_forms_of_the_other_model():
         anchorhold.errors.ConfigurationError, match=r"by\[0\] was measured at other weights .* of before"
     ):
         anchorhold.merge(before, after, by=guards[::-1])
-    assert same(anchorhold.merge(before, after, 0.0, by=[g.matrices for g in guards[::-1]]), before.state_dict())
+    assert same(anchorhold.merge(before, after, 0.0, by=[g.held.matrices for g in guards[::-1]]), before.state_dict())
 
 
 def test_anchors_that_were_rounded_are_those_of_the_model():
@@ -115,7 +115,7 @@ def test_forms_of_another_network():
     other = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 3)).double()
     for form in ("rotated", "dense"):
         with pytest.raises(anchorhold.errors.ConfigurationError, match=r"'0.weight' with shape|'0.bias' with shape"):
-            anchorhold.merge(before, after, by=guarded(other, form).matrices)
+            anchorhold.merge(before, after, by=guarded(other, form).held.matrices)
 
 
 @pytest.mark.daily

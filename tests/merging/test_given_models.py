@@ -79,7 +79,7 @@ def test_weights_that_are_not_finite(bad):
     before, after = network(), moved(network())
     with torch.no_grad():
         after[3].weight[1, 2] = bad
-    for forms in (None, [guarded(before, "rotated"), guarded(moved(network()), "rotated").matrices]):
+    for forms in (None, [guarded(before, "rotated"), guarded(moved(network()), "rotated").held.matrices]):
         with pytest.raises(anchorhold.errors.NotFiniteError, match=r"'3.weight' of after is not finite"):
             anchorhold.merge(before, after, by=forms)
     assert torch.equal(anchorhold.merge(before, after, 0.0)["3.weight"], before[3].weight)  # it has no share

@@ -172,7 +172,7 @@ def test_how_forms_are_made_comparable(normalise):
 def test_a_multiple_of_a_form_is_the_same_form():
     before, after = network(), moved(network())
     guards = [guarded(before, "rotated", 3), guarded(after, "rotated", 4)]
-    scaled = {name: matrix.scale(1e6) for name, matrix in guards[0].matrices.items()}
+    scaled = {name: matrix.scale(1e6) for name, matrix in guards[0].held.matrices.items()}
     one, other = (merged([before, after], 0.4, by=by) for by in (guards, [scaled, guards[1]]))
     torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
 
@@ -226,7 +226,7 @@ def test_factors_that_rounding_has_made_indefinite():
     before, after = network(dtype=torch.float32), moved(network(dtype=torch.float32))
     by = []
     for k, model in enumerate((before, after)):
-        matrices = guarded(model, "kronecker", 3 + k).matrices
+        matrices = guarded(model, "kronecker", 3 + k).held.matrices
         for matrix in (m for m in matrices.values() if m.block.is_matrix):
             values, vectors = torch.linalg.eigh(matrix.g)
             values[0] = -1e-3 * values[-1]

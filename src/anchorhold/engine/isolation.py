@@ -86,18 +86,13 @@ def evaluation_mode(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Ite
         ]
         try:
             try:
-                model.eval()
+                to_eval_mode(model)
             except NotImplementedError as error:
                 raise ModelError(
                     f"The {type(model).__name__} has no eval mode, in which importance is measured ({error}). Of a "
                     "program that torch.export has made, measure the module that it was made from: its parameters are "
                     "the same."
                 ) from error
-            for module in model.modules():
-                # On some CPUs bitsandbytes' 4-bit layers pack their weights anew in eval mode, and then can no longer
-                # be trained.
-                if hasattr(module, "support_avx512bf16_for_cpu"):
-                    module.training = True
             yield
         finally:
             with torch.no_grad():
@@ -110,6 +105,15 @@ def evaluation_mode(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Ite
             for module, training in modes:
                 # One by one: train() would set the modules below as well, and may do more.
                 module.training = training
+
+
+def to_eval_mode(model: nn.Module) -> None:
+    """Put a model into eval mode, but for layers that could not be trained any more after a call in it."""
+    model.eval()
+    for module in model.modules():
+        # On some CPUs bitsandbytes' 4-bit layers pack their weights anew in eval mode, for good.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.training = True
 
 
 def versions_of(tensors: Iterable[Tensor]) -> list[int]:

@@ -4,8 +4,10 @@
 >>> trainer = Trainer(model, args, train_dataset=..., callbacks=[AnchorholdCallback(guard)])
 """
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import nn
@@ -36,6 +38,8 @@ from anchorhold.integrations.callbacks import (
 )
 from anchorhold.integrations.huggingface_steps import SeenSteps, check_steps_are_seen
 from anchorhold.integrations.loader_samples import first_batches
+from anchorhold.protection import ProtectedGuard, Protection, Report, protect, resume_protection
+from anchorhold.protection.guard import PROTECTION_FILE, write_protection
 from anchorhold.seeding import undisturbed
 from anchorhold.task_free import TaskFree
 
@@ -45,6 +49,8 @@ try:
 
     from anchorhold.integrations.huggingface_checkpoints import (
         begin_run,
+        checkpoint_folder,
+        checkpoint_to_resume,
         state_of_best,
         state_to_resume,
         write_state,
@@ -260,6 +266,97 @@ class AnchorholdCallback(TrainerCallback):
         guard.detach()  # what the optimiser remembers is of the last step, not of these weights
 
 
+class ProtectCallback(AnchorholdCallback):
+    """Protect what a model knows while a Trainer teaches it something new, by :func:`anchorhold.protect`.
+
+    When training begins it writes the model's own text, measures, and attaches the guard; when training ends it
+    averages the weights and reports, as :meth:`anchorhold.protection.ProtectedGuard.finish` does. Own text and the
+    guard's state are in each of the Trainer's checkpoints, so that training resumes without writing or measuring.
+
+    >>> Trainer(model, args, train_dataset=..., callbacks=[ProtectCallback(tokenizer)])
+
+    Save the model after ``train()``: checkpoints that the Trainer writes on the way are not averaged. Another
+    ``train()`` protects the model anew, with what it has learned by then.
+
+    Args:
+        given: the tokenizer, by default the Trainer's ``processing_class``; or batches of old data.
+        finish_share: how much of what was learned the weights keep, as ``share`` of
+            :meth:`~anchorhold.protection.ProtectedGuard.finish`; 1 averages nothing.
+        finish_tolerance: how much may be lost at the end, as ``tolerance`` there.
+        stop_at, best_within: as for :class:`AnchorholdCallback`.
+        options: those of :class:`~anchorhold.protection.Protection`.
+    """
+
+    def __init__(
+        self,
+        given: Any = None,
+        *,
+        finish_share: float | None = None,
+        finish_tolerance: float | None = None,
+        stop_at: float | None = None,
+        best_within: float | None = None,
+        **options: Any,
+    ) -> None:
+        Protection.of(options)  # what is wrong with them is told before the Trainer begins
+        ProtectedGuard.check_finish(finish_share, finish_tolerance)
+        super().__init__(self._protected, consolidate_at_end=False, stop_at=stop_at, best_within=best_within)
+        self._given = given
+        self._options = options
+        self._finish = {"share": finish_share, "tolerance": finish_tolerance}
+        self._tokenizer: Any = None
+        self._is_finished = False
+        self._checkpoint: tuple[Path, dict[str, Any]] | None = None
+
+    @property
+    def report(self) -> Report | None:
+        """What it came to, once there is a guard."""
+        return self.guard.report if isinstance(self.guard, ProtectedGuard) else None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Protect the model, or take up what a checkpoint has, and attach the guard."""
+        if self._is_finished:  # what the model has learned since is to be kept too
+            self._source, self._is_finished = GuardInCallback(self._protected), False
+        self._tokenizer = kwargs.get("processing_class")
+        self._checkpoint = checkpoint_to_resume(args, state) if state.global_step > 0 else None
+        super().on_train_begin(args, state, control, **kwargs)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Write the guard's state and its own text into the checkpoint."""
+        super().on_save(args, state, control, **kwargs)
+        guard = self.guard
+        assert isinstance(guard, ProtectedGuard)
+        write_protection(guard, checkpoint_folder(args, state) / PROTECTION_FILE)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Average the weights, stop holding, and report."""
+        super().on_train_end(args, state, control, **kwargs)
+        guard = self.guard
+        assert isinstance(guard, ProtectedGuard)
+        if guard.has_moved:
+            report = guard.finish(**self._finish)
+            self._is_finished = True
+            if state.is_world_process_zero and self._options.get("progress", True) is True:
+                print(report, file=sys.stderr, flush=True)
+
+    def _protected(self, model: nn.Module) -> Guard:
+        given = self._given
+        if given is None and not {"old_data", "text"} & self._options.keys():
+            given = self._tokenizer
+        if self._checkpoint is not None:
+            folder, found = self._checkpoint
+            return resume_protection(model, given, folder, found, **self._options)
+        with explaining(_PROTECTING):
+            return protect(model, given, **self._options)
+
+
+_PROTECTING = (
+    "This was the beginning of train(): ProtectCallback protects the model before its first step, and nothing was "
+    "trained."
+)
 _WITHOUT_BEST = (
     "Call guard.gradients.restart_task() and protect these weights with a measure that looks at data, or train with "
     "load_best_model_at_end=False."

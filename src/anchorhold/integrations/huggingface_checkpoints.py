@@ -40,19 +40,23 @@ def write_state(args: TrainingArguments, state: TrainerState, guard: Guard, task
     """Write the guard's state into the checkpoint that the Trainer has just made, with that of its task_free."""
     weights = _weights(guard)
     marked = {**guard.state_dict(), _MARK: _mark(state)} | ({} if weights is None else {_WEIGHTS: checksum(weights)})
-    state_files.write(
-        _checkpoint(args, state) / STATE_NAME, marked | task_free_state(task_free), Ranks(guard.options.group)
-    )
+    path = checkpoint_folder(args, state) / STATE_NAME
+    state_files.write(path, marked | task_free_state(task_free), Ranks(guard.options.group))
 
 
 def state_to_resume(args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
-    """Return the guard's state in the checkpoint that training resumes from, which the Trainer does not name to us.
+    """Return the guard's state in the checkpoint that training resumes from."""
+    return checkpoint_to_resume(args, state)[1]
+
+
+def checkpoint_to_resume(args: TrainingArguments, state: TrainerState) -> tuple[Path, dict[str, Any]]:
+    """Return the checkpoint that training resumes from, which the Trainer does not name to us, and the guard's state.
 
     The Trainer has read its own state from there, so the folder is the one that holds the same.
     """
     given = args.resume_from_checkpoint
     candidates = [Path(given)] if given else []
-    candidates.append(_checkpoint(args, state))
+    candidates.append(checkpoint_folder(args, state))
     for folder in candidates:
         path = state_file(folder)
         if not path.is_file() or not _is_of(state, folder, named=bool(given) and folder == candidates[0]):
@@ -60,7 +64,7 @@ def state_to_resume(args: TrainingArguments, state: TrainerState) -> dict[str, A
         found = state_files.read(path)
         if _MARK in found and found[_MARK] != _mark(state):
             raise StateError(_written_over(path))
-        return found
+        return folder, found
     wanted = state_file(candidates[0])
     if wanted.is_file() and not given and _mark(state) is None and not state.log_history:
         raise StateError(
@@ -111,7 +115,7 @@ def _written_over(path: Path) -> str:
     )
 
 
-def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
+def checkpoint_folder(args: TrainingArguments, state: TrainerState) -> Path:
     """Return the folder where the Trainer keeps the checkpoint of this step.
 
     Each trial of a search has a folder of its own, whose name the Trainer does not tell.

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,7 +9,8 @@ import torch
 from torch import nn
 
 from anchorhold.engine.batches import Forward
-from anchorhold.errors import AnchorholdWarning, ConfigurationError
+from anchorhold.engine.isolation import to_eval_mode
+from anchorhold.errors import ConfigurationError, warn
 from anchorhold.own_text.beginnings import Beginnings, Ends, Prompt
 from anchorhold.own_text.first_look import (
     context_of,
@@ -122,12 +122,10 @@ def write_text(
                 progress(len(done), wanted)
     text = OwnText([done[place] for place in range(wanted)], kind, tokenizer)
     if wanted >= SEVERAL and text.empty > MANY * wanted:
-        warnings.warn(
+        warn(
             f"{text.empty} of {wanted} pieces are empty: the model ends them with their first token, as one does "
             "that was never shown a beginning of text, or has an end token that means something else to it. Say how "
-            "its texts begin and end, with start= and end= (None for no end), or give prompts=.",
-            AnchorholdWarning,
-            stacklevel=2,
+            "its texts begin and end, with start= and end= (None for no end), or give prompts=."
         )
     return text
 
@@ -214,7 +212,7 @@ def _as_it_is(model: nn.Module) -> Iterator[None]:
     # cannot use.
     with torch.no_grad(), undisturbed(), torch.compiler.set_stance("force_eager"):
         try:
-            model.eval()
+            to_eval_mode(model)
             yield
         finally:
             for module, training in modes:

@@ -352,7 +352,7 @@ def huggingface(library, folder, resume=None):
     drawn = torch.Generator().manual_seed(2)
     rows = [{"input_ids": row, "labels": row} for row in torch.randint(3, 7, (8, 5), generator=drawn)]
     model = gpt2()
-    guard = guard_of(library, model, "SI", 5.0, "*mlp*", from_scratch=True)
+    guard = guard_of(library, model, "SI", strength=5.0, protect="*mlp*", from_scratch=True)
     task_free = library.TaskFree(guard)
     settings = {"max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "save_steps": 2, "seed": 3}
     quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "dataloader_pin_memory": False}
@@ -392,7 +392,7 @@ def lightning(library, folder, resume=None):
     x, y = numbers(drawn, 12, 3), torch.randint(CLASSES, (12,), generator=drawn)
     loader = DataLoader(TensorDataset(x, y), batch_size=4)
     module = Module()
-    guard = guard_of(library, module, "SI", 3.0, watch=["SOS"], from_scratch=True)
+    guard = guard_of(library, module, "SI", strength=3.0, watch=["SOS"], from_scratch=True)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     own = callback(library, "lightning")(guard, consolidate_at_end=False)
     trainer = pl.Trainer(max_epochs=2 if resume else 1, enable_checkpointing=False, callbacks=[own], **quiet)

@@ -34,7 +34,7 @@ def averaged():
 
 def embedding():
     model = nn.Sequential(nn.Embedding(4, 3), nn.Flatten(), nn.Linear(6, 2)).double()
-    guard = anchorhold.Guard(model, "EWC", strength=1.0, form="kronecker")
+    guard = anchorhold.Guard(model, "EWC", form="kronecker")  # at an exchange rate
     guard.consolidate([(torch.randint(4, (8, 2)), torch.randint(2, (8,)))])
     return guard
 

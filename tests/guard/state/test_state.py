@@ -287,7 +287,7 @@ class Labelled(anchorhold.Guard):
 
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda guard: pickle.loads(pickle.dumps(guard))])
 def test_a_copy_of_a_subclass_has_what_is_its_own(how):
-    guard = Labelled(net(), "EWC", 2.0, label=["German"])
+    guard = Labelled(net(), "EWC", strength=2.0, label=["German"])
     guard.consolidate([batch(0)])
     found = how(guard)
     assert type(found) is Labelled and found.label == ["German"] and found.strength == 2.0

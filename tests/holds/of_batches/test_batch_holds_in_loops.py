@@ -357,7 +357,7 @@ def test_a_guard_is_copied_and_pickled_with_its_holds():
         other.attach(again)
         step(twin, again)
         assert all(hold.last is not None for hold in other.options.holds)
-        assert torch.isfinite(flat(twin)).all() and len(other.holds[0].buffer) == 10
+        assert torch.isfinite(flat(twin)).all() and len(other.options.holds[0].buffer) == 10
 
 
 def test_a_loader_that_shuffles_leaves_random_states_alone():
@@ -426,7 +426,9 @@ def test_a_function_that_no_state_carries_is_asked_for():
     again.load_state_dict(state)
     with pytest.raises(OrderError, match=r"Task 1 was consolidated with forward=.*no state carries"):
         again.penalty()
-    again.holds[0].forward = again.holds[1].forward = anchorhold.holds.of_batches.batch_hold.Way.of(with_head)
+    again.options.holds[0].forward = again.options.holds[1].forward = anchorhold.holds.of_batches.batch_hold.Way.of(
+        with_head
+    )
     again.load_state_dict(state)
     assert again.penalty() > 0
 

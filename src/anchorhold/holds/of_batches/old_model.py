@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.isolation import to_eval_mode
 from anchorhold.errors import BatchError, StateError
 from anchorhold.tensors.divergence import divergence, mean_over
 from anchorhold.tensors.names import named_buffers, named_modules, named_parameters
@@ -133,7 +134,7 @@ def evaluated(model: nn.Module) -> Iterator[None]:
     training = [module for module in model.modules() if module.training]
     try:
         if training:
-            model.eval()
+            to_eval_mode(model)
         yield
     finally:
         for module in training:
