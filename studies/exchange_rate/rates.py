@@ -123,7 +123,8 @@ def why(small: Sequence[Setting]) -> Iterator[str]:
     if excesses:
         yield (
             f"The importance predicts a {min(excesses):.0f}th to a {max(excesses):.0f}th of the KL that was measured "
-            "at κ = 1: the training goes where the second order sees little. So κ counts for less than it says."
+            "at κ = 1, so that κ counts for less than it says. What of that is the form, the few samples or the second "
+            "order was not taken apart."
         )
         yield ""
     yield "Measured by predicted KL at κ = 1 → the best κ, geometric means over the seeds:"
