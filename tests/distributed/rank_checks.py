@@ -161,7 +161,7 @@ def ranks_are_missed_where_they_were_not_seen(here):
     optimizer.zero_grad(set_to_none=False)
     loss(model, data).backward()
     guard.gradients.observe(loss(model, data))
-    with pytest.raises(anchorhold.errors.OrderError, match="leave gradients.observe"):
+    with pytest.raises(anchorhold.errors.OrderError, match=r"leave gradients\.observe"):
         optimizer.step()
     guard.gradients.restart_task()
     optimizer.step()

@@ -185,7 +185,7 @@ class TestResuming:
         again, restored = start(tmp_path / "cut", resume=True, buffer=tmp_path / "buffer")
         assert_same(weights(again), weights(model))
         assert_same(restored.importance, guard.importance)
-        assert repr(restored.holds[0].buffer) == repr(guard.options.holds[0].buffer)  # filled once more, at the end
+        assert repr(restored.options.holds[0].buffer) == repr(guard.options.holds[0].buffer)  # filled once more, at the end
 
     def test_accelerate(self, tmp_path):
         batches = [tuple(part[:8] for part in test_accelerate.data().tensors)]

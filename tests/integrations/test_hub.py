@@ -403,4 +403,4 @@ def test_shared_importance_of_adapters_is_of_their_own_parameters(form, tmp_path
     assert found.options.space == "weights"
     assert float(found.penalty().detach()) == float(guard.penalty().detach()) > 0
     with pytest.raises(anchorhold.errors.ConfigurationError, match="all that is shared"):
-        from_pretrained(tmp_path / "shared", model, space="merged")
+        from_pretrained(tmp_path / "shared", model, options=anchorhold.GuardOptions(space="merged"))
