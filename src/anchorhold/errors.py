@@ -42,7 +42,7 @@ class ProtectError(AnchorholdError, ValueError):
 
 
 class OptimizerError(AnchorholdError, ValueError):
-    """An optimiser that cannot be observed, or that does not own what is protected."""
+    """An optimizer that cannot be observed, or that does not own what is protected."""
 
 
 class BatchError(AnchorholdError, ValueError):

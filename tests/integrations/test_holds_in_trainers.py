@@ -109,7 +109,7 @@ def test_a_trainer_mixes_as_a_loop_by_hand(changes, tmp_path):
     model, seen = model_without_dropout(), Seen()
     guard = guarded(model)
     trainer = train(tmp_path, guard, model, max_grad_norm=0.5, callbacks=[seen], **SGD, **changes)
-    assert guard.gradients.path.steps == 4  # of the optimiser: holds act once in each
+    assert guard.gradients.path.steps == 4  # of the optimizer: holds act once in each
     assert all(entry["anchorhold/replay"] > 0 for entry in seen.logs if "loss" in entry)
     other = model_without_dropout()
     by_hand(other, trainer, accumulate=changes.get("gradient_accumulation_steps", 1), clip=0.5, bf16="bf16" in changes)
@@ -185,7 +185,9 @@ class TestResuming:
         again, restored = start(tmp_path / "cut", resume=True, buffer=tmp_path / "buffer")
         assert_same(weights(again), weights(model))
         assert_same(restored.importance, guard.importance)
-        assert repr(restored.options.holds[0].buffer) == repr(guard.options.holds[0].buffer)  # filled once more, at the end
+        assert repr(restored.options.holds[0].buffer) == repr(
+            guard.options.holds[0].buffer
+        )  # filled once more, at the end
 
     def test_accelerate(self, tmp_path):
         batches = [tuple(part[:8] for part in test_accelerate.data().tensors)]
@@ -280,7 +282,7 @@ def classes_loss(model, before, x, y):
 
 
 def test_lightnings_loop_mixes_as_a_loop_by_hand():
-    """Its optimisers are given closures, and its clipping happens inside."""
+    """Its optimizers are given closures, and its clipping happens inside."""
     old = [next(iter(test_lightning.loader(7)))]
     module = test_lightning.make_module()
     guard = anchorhold.Guard(module, "fine-tune", strength=0.0, holds=[Replay(old, share=0.5), Distillation(old)])
