@@ -551,7 +551,7 @@ def test_damaged_states_are_refused_and_nothing_is_lost(key, value):
 
 def test_the_record_has_no_strength_that_does_not_hold_yet():
     guard = anchorhold.Guard(net(), "EWC", tolerance=0.1)
-    guard.keep([batch(0)[0]])
+    guard.keep([batch(seed)[0] for seed in range(1, 9)])
     guard.consolidate([batch(0)])
     record = guard.held.record()
     assert record["strength"] == record["exchange_rate"] == guard.strength == 0.0 and record["tokens"] == 1.0

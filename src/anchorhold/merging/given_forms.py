@@ -35,7 +35,7 @@ class ModelForm(ABC):
     blocks: dict[str, tuple[str, ...]]
     """The parameters of every block, by its name."""
 
-    said: str
+    description: str
     """What it is, in a few words."""
 
     @abstractmethod
@@ -54,7 +54,7 @@ class InMemoryForm(ModelForm):
         self.label = label
         self._matrices = {name: _only(matrix) for name, matrix in matrices.items()}
         self._anchor = anchor or {}
-        self.said = " and ".join(sorted({matrix.description for matrix in self._matrices.values()}))
+        self.description = " and ".join(sorted({matrix.description for matrix in self._matrices.values()}))
         self.blocks = {name: matrix.block.parameters for name, matrix in self._matrices.items()}
 
     def matrix(self, block: str) -> Matrix:
@@ -87,7 +87,7 @@ class GuardFile(ModelForm):
         settings: dict[str, Any] = dict(state.get("form", {"name": "diagonal"}))
         self._form = form(settings.pop("name"), **settings)
         regmean = isinstance(self._form, Kronecker) and self._form.outputs == "identity"
-        self.said = f"{self._form.name} form{' (RegMean)' if regmean else ''} of {state['driver']}"
+        self.description = f"{self._form.name} form{' (RegMean)' if regmean else ''} of {state['driver']}"
         start = f"total/{state['driver']}/"
         self._parts: dict[str, dict[str, str]] = {}
         for key in kept:

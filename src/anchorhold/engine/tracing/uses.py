@@ -87,7 +87,7 @@ class Writes:
             raise ModelError(
                 f"The model's forward pass writes to its parameter {first.name!r} (by {first.call!r}), so its weights "
                 "are not those that were trained, and change while they are measured. They were put back. Do that "
-                "after the optimiser's step instead, or in the forward pass with a tensor of its own: w = "
+                "after the optimizer's step instead, or in the forward pass with a tensor of its own: w = "
                 "self.weight.clamp(-1, 1)."
             )
         versions = zip(self.parameters, self.versions, versions_of(self.parameters.values()), strict=True)
@@ -95,7 +95,7 @@ class Writes:
             if before != after and name not in self.kept and id(self.parameters[name]) not in self._parametrised:
                 raise ModelError(
                     f"The model's forward pass wrote to its parameter {name!r} in a way that cannot be undone, so its "
-                    "weights may be other ones now: load them again. Write to parameters after the optimiser's step "
+                    "weights may be other ones now: load them again. Write to parameters after the optimizer's step "
                     "instead, or compute in the forward pass with a tensor of its own."
                 )
 

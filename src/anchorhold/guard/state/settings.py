@@ -40,7 +40,7 @@ def check_settings(core: Core, state: Mapping[str, Any]) -> None:
     if "tolerance" in state and tolerance is None:
         raise StateError(
             f"The state was made with tolerance={state['tolerance']['nats']:g}, and this Guard has "
-            f"{core.state.said_strength}. Make one with a tolerance."
+            f"{core.state.strength_text}. Make one with a tolerance."
         )
     if tolerance is not None and "strengths" in state:
         raise StateError(

@@ -46,7 +46,7 @@ class Bundle(ABC):
         self.own: list[Tensor | None] = []
         """The user's own ``.grad`` of each parameter, to be put back after the step."""
         self.handed: list[Tensor | None] = []
-        """What the optimiser was handed in their place, if anything."""
+        """What the optimizer was handed in their place, if anything."""
 
     @abstractmethod
     def look(self, observed: Observed, factor: float, *, copy: bool) -> bool:
@@ -55,7 +55,7 @@ class Bundle(ABC):
         Args:
             observed: what a user has given instead of ``.grad``.
             factor: the loss scale that is still in ``.grad``.
-            copy: whether the optimiser might overwrite ``.grad`` before it is measured.
+            copy: whether the optimizer might overwrite ``.grad`` before it is measured.
         """
 
     def lacking(self, observed: Observed) -> list[str]:
@@ -93,7 +93,7 @@ class Bundle(ABC):
 
     @abstractmethod
     def task_gradient(self) -> Tensor:
-        """Return what the optimiser would be handed without a hold."""
+        """Return what the optimizer would be handed without a hold."""
 
     @abstractmethod
     def hand(self, *, in_place: bool) -> Tensor:
@@ -109,7 +109,7 @@ class Bundle(ABC):
 
     @abstractmethod
     def moved_from(self, weights: Mapping[str, Tensor]) -> None:
-        """Take other weights as those before the step: the optimiser has moved on from there."""
+        """Take other weights as those before the step: the optimizer has moved on from there."""
 
     @property
     def is_in_place(self) -> bool:
@@ -121,7 +121,7 @@ class Bundle(ABC):
         return True
 
     def put_back(self) -> None:
-        """Give the user's own gradients back after a step; some optimisers have cleared them, which then stays so."""
+        """Give the user's own gradients back after a step; some optimizers have cleared them, which then stays so."""
         for parameter, given, own in zip(self.parameters, self.handed, self.own, strict=True):
             if given is not None and parameter.grad is given:
                 parameter.grad = own
@@ -346,7 +346,7 @@ class Several(Bundle):
         return row.flat
 
     def hand(self, *, in_place: bool) -> Tensor:
-        """Return a row, whose parts the optimiser gets where measures will want the task's gradients after the step."""
+        """Return a row, whose parts the optimizer gets where measures will want the task's gradients after the step."""
         if in_place:  # over the copied weights, which nobody wants then
             return self.buffer("weights")
         row = self._row("held", self.like.dtype)
@@ -406,7 +406,7 @@ def bundles_of(
 
     Args:
         core: what the guard knows.
-        parameters: all that an optimiser moves of the protected ones.
+        parameters: all that an optimizer moves of the protected ones.
         alone: the names of those that are updated by themselves, whatever their size.
         elementwise: whether the hold acts on each weight by itself.
     """

@@ -28,17 +28,17 @@ from anchorhold.tensors.sharding import is_sharded
 from anchorhold.tensors.storage import running_dtype
 
 Owned = Mapping[Optimizer, Mapping[str, nn.Parameter]]
-"""The optimisers whose steps are held, each with the protected parameters that it trains."""
+"""The optimizers whose steps are held, each with the protected parameters that it trains."""
 
 
 def decide(core: Core, held: Owned) -> None:
-    """Let the optimisers whose steps are held decide together, where it is left to them: after all of them, or none."""
+    """Let the optimizers whose steps are held decide together, where it is left to them: after all of them, or none."""
     if core.state.implicit.is_open and held:
         core.state.implicit = core.state.implicit.having(not why_explicit(core, held))
 
 
 def why_explicit(core: Core, held: Owned) -> str:
-    """Return why a hold of which nobody has said so joins the gradients of these optimisers; nothing if it does not."""
+    """Return why a hold of which nobody has said so joins the gradients of these optimizers; nothing if it does not."""
     if why := _why_with_any(core):
         return why
     form = core.state.driving.form
@@ -68,7 +68,7 @@ def supports_implicit(core: Core, optimizer: Optimizer) -> bool:
 
 
 def _why_with_any(core: Core) -> str:
-    """Return why a hold joins the gradients of all optimisers, where it does."""
+    """Return why a hold joins the gradients of all optimizers, where it does."""
     form = core.state.driving.form
     if why := core.space_kind.why_explicit:
         return why

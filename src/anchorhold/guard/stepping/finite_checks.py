@@ -100,7 +100,7 @@ class FiniteChecks:
     def _refuse_weights(self, name: str, step: int) -> NoReturn:
         raise NotFiniteError(
             f"The weights {name!r} themselves are not finite any more, at step {step} of this task; the step was not "
-            f"taken. Training has diverged, by a learning rate or a strength (here {self.core.state.said_strength}) "
+            f"taken. Training has diverged, by a learning rate or a strength (here {self.core.state.strength_text}) "
             "that is too large: restore an earlier checkpoint. No batch is at fault."
         )
 

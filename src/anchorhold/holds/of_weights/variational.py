@@ -206,7 +206,7 @@ class Variational(Hold):
         if not every:
             raise ConfigurationError(
                 f"The hold {self.name!r} for a model whose weights are numbers, not distributions; expected "
-                "anchorhold.variational.mean_field(model) before the guard and the optimiser are made."
+                "anchorhold.variational.mean_field(model) before the guard and the optimizer are made."
             )
         for place, q in every.items():
             if is_sharded(q.mean):
@@ -310,8 +310,8 @@ def _check_trained(name: str, mean: Tensor, variance: Tensor, *, known: bool) ->
     """Refuse a mean that is trained without its variance: the KL would shrink weights that are never drawn."""
     if not known:
         raise ConfigurationError(
-            f"The optimiser moves {name!r} and not {name + LOG_VARIANCE!r}: it was made before mean_field(model). "
-            "Expected an optimiser of all that model.parameters() has now."
+            f"The optimizer moves {name!r} and not {name + LOG_VARIANCE!r}: it was made before mean_field(model). "
+            "Expected an optimizer of all that model.parameters() has now."
         )
     if variance.grad is None or mean.grad is None:
         raise ConfigurationError(
