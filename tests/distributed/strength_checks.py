@@ -1,5 +1,6 @@
 """Strengths by pattern and exchange rates, with several processes: as one process would have them."""
 
+import itertools
 import warnings
 
 import pytest
@@ -15,6 +16,7 @@ from tests.distributed.anchor_checks import taught
 from tests.distributed.problem import whole
 from tests.distributed.processes import everyones
 from tests.guard.helpers import batch, net
+from tests.guard.test_exchange_rate import texts, writer
 from tests.helpers import grouped
 
 HOW_STRONGLY = ("strength", "exchange_rate")
@@ -80,9 +82,56 @@ def an_exchange_rate_of_shared_importance(here):
         assert len(set(everyones(other.strength))) == 1
 
 
+def own_texts(rank, size, given):
+    """A process's texts of two batches: one has a batch more than the other, or labels that all do not count."""
+    shares = [tuple(part.chunk(size)[rank] for part in texts(8, seed=seed, longest=9)) for seed in (3, 4)]
+    if given == "unscored" and rank == 1:
+        return [(x, torch.full_like(y, -100)) for x, y in shares]
+    return shares[:1] if given == "uneven" and rank == 1 else shares
+
+
+def tokens_of_all_processes(here):
+    """T is of the samples of all: of processes with different texts, with fewer of them, and without any that count."""
+    wraps = [DistributedDataParallel, *(lambda model: fully_shard(model, mesh=mesh(here)),) * 2]
+    for (wrap, gather), settings, given in itertools.product(
+        zip(wraps, (None, "model", "layers"), strict=True),
+        ({}, {"labels": "true", "per": "token"}),
+        ("even", "uneven", "unscored"),
+    ):
+        measure, options = anchorhold.Fisher(**settings), anchorhold.GuardOptions(gather=gather)
+        guard = anchorhold.Guard(wrap(writer()), measure, exchange_rate=0.3, options=options)
+        expected = anchorhold.Guard(writer(), measure, exchange_rate=0.3)
+        for each in (given, "even"):
+            guard.consolidate(own_texts(here.rank, here.size, each))
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="torch.distributed runs several")
+                expected.consolidate([pair for rank in range(here.size) for pair in own_texts(rank, here.size, each)])
+        record = guard.held.record()
+        assert record == pytest.approx(expected.held.record(), rel=1e-9)
+        assert record["tokens"] == 1 if settings else record["tokens"] > 2
+        assert len(set(everyones(str(record)))) == 1
+
+
+def tokens_of_micro_batches(here):
+    """The same where gradients of micro-batches are shown, of which sharded processes share one."""
+    for sharded in (False, True):
+        model = fully_shard(writer(), mesh=mesh(here)) if sharded else DistributedDataParallel(writer())
+        guard, expected = (anchorhold.Guard(m, anchorhold.Fisher(labels="true")) for m in (model, writer()))
+        every = [own_texts(rank, here.size, "unscored") for rank in range(here.size)]
+        together = [tuple(map(torch.cat, zip(*pairs, strict=True))) for pairs in zip(*every, strict=True)]
+        guard.gradients.microbatches(every[here.rank])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed runs several")
+            expected.gradients.microbatches(together if sharded else every[0])
+            guard.consolidate()
+            expected.consolidate()
+        assert guard.held.record() == pytest.approx(expected.held.record(), rel=1e-8)
+        assert len(set(everyones(str(guard.held.record())))) == 1
+
+
 def mesh(here):
     return init_device_mesh("cpu", (here.size,))
 
 
 CHECKS = [strengths_of_a_ddp_model, strengths_of_a_sharded_model, strengths_that_differ_are_refused]
-CHECKS += [an_exchange_rate_of_shared_importance]
+CHECKS += [an_exchange_rate_of_shared_importance, tokens_of_all_processes, tokens_of_micro_batches]
