@@ -64,6 +64,9 @@ def strengths_that_differ_are_refused(here):
     guard = anchorhold.Guard(model, "EWC", strength={"0.*": 1.0 + here.rank, "*": 3.0})
     with pytest.raises(anchorhold.AnchorholdError, match="the strength as it was given"):
         guard.consolidate([batch(0)])
+    close = anchorhold.Guard(model, "EWC", exchange_rate=1.0 + 1e-8 * here.rank)
+    with pytest.raises(anchorhold.AnchorholdError, match=r"the exchange rate .* rank 1 has \(1\.00000001, \[\]\)"):
+        close.consolidate([batch(0)])
 
 
 def an_exchange_rate_of_shared_importance(here):

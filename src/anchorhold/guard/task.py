@@ -218,6 +218,7 @@ def refuse_unless_same_run(core: Core, asked: Mapping[str, object]) -> None:
         "the steps of this task": core.task.steps,
         "the strength and the decay": (core.state.strength, core.state.decay),
         "the strength as it was given": core.state.strength_text,
+        "the exchange rate and the tokens of a sample": (core.state.exchange_rate, core.state.tokens),
         "where the hold is centred": (core.options.anchor_kind, core.options.gradient_term),
         "whether the hold is implicit": core.state.implicit.value,
         "the space": core.state.space.value,
