@@ -539,6 +539,7 @@ def test_a_tolerance_takes_the_place_of_a_rate_in_a_state():
         ("tokens", ["1"]),
         ("tokens", [float("nan")]),
         ("tokens", 1.0),
+        ("strengths", [["*", 1.5]]),
     ],
 )
 def test_damaged_states_are_refused_and_nothing_is_lost(key, value):
@@ -555,6 +556,14 @@ def test_the_record_has_no_strength_that_does_not_hold_yet():
     guard.consolidate([batch(0)])
     record = guard.held.record()
     assert record["strength"] == record["exchange_rate"] == guard.strength == 0.0 and record["tokens"] == 1.0
+
+
+def test_a_state_with_a_rate_of_a_measure_in_another_unit_is_refused():
+    guard = anchorhold.Guard(net(), "MAS", strength=2.0)
+    guard.consolidate([batch(0)])
+    with pytest.raises(StateError, match=r"exchange_rate=3, .* not in nats"):
+        guard.load_state_dict({**guard.state_dict(), "exchange_rate": 3.0})
+    assert guard.strength == 2.0 and guard.exchange_rate is None
 
 
 def test_copies_have_it_too():

@@ -1,6 +1,7 @@
 """What a user sees: measures, totals, the pretrained model, and every mistake that can be made."""
 
 import copy
+import dataclasses
 import inspect
 
 import numpy as np
@@ -258,6 +259,13 @@ def test_options_beside_the_other_arguments_are_told_where_they_go():
     with pytest.raises(TypeError, match="unexpected keyword argument 'strenght'"):
         anchorhold.Guard(net(), "SI", strenght=1.0)
     assert "exchange_rate" in inspect.signature(anchorhold.Guard).parameters
+
+
+def test_options_can_be_read_again():
+    given = anchorhold.GuardOptions(space="weights", implicit=False, state_dtype=torch.bfloat16, state_device="cpu")
+    guard = anchorhold.Guard(net().float(), "EWC", options=given)
+    for each in dataclasses.fields(given):
+        assert str(getattr(guard.options, each.name)) == str(getattr(given, each.name))
 
 
 @pytest.mark.parametrize("group", ["world", 0, -100])

@@ -23,7 +23,10 @@ class TaskImportance:
     """What a measure found for one task."""
 
     importance: dict[str, Tensor]
-    """ω, the task's importance, as added to the total; in a form other than the diagonal, its diagonal."""
+    """ω, the task's importance, as added to the total; in a form other than the diagonal, its diagonal.
+
+    With an exchange rate it is added as if this task's samples were as long as those of the first one.
+    """
 
     raw: dict[str, Tensor] | None = None
     """What a path measure accumulated: ω̃ before clamping and rescaling for SI, v before the root for SOS."""
@@ -41,7 +44,7 @@ class TaskImportance:
     """In which form each parameter's importance is kept: that of a norm, or of a layer too large, may be another."""
 
     tokens: float | None = None
-    """T, the scored tokens in a sample, of a measure from data; 1 where each is a sample of its own."""
+    """T, the scored tokens in a sample of this task, of a measure from data; 1 where each is a sample of its own."""
 
     def __repr__(self) -> str:
         parts = [amount(self.importance.values()), spread(map(local, self.importance.values()))]

@@ -14,6 +14,7 @@ from anchorhold.engine.batches import Forward
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Form, Matrix
 from anchorhold.guard.core import Core
+from anchorhold.guard.distributed.gathering import Gather
 from anchorhold.guard.distributed.rank_gradients import CommHook
 from anchorhold.guard.distributed.ranks import checked_group
 from anchorhold.guard.ledger import PathRecord, diagonal_of
@@ -66,7 +67,7 @@ class HeldImportance:
         return dict(self._core.state.linear_term)
 
     def of(self, measure: str) -> dict[str, Tensor]:
-        """Return the total importance that any one of the watching measures has found, by the measure's name."""
+        """Return a measure's total importance, by its name; also of one that only watches."""
         ledgers = self._core.state.ledgers
         if measure not in ledgers:
             raise ConfigurationError(f"No measure is called {measure!r} here; there are {', '.join(ledgers)}.")
@@ -78,10 +79,11 @@ class HeldImportance:
         >>> guard.held.record()
         {'strength': 0.5, 'exchange_rate': 1.0, 'tokens': 1.0, 'trace': 3.2}
 
-        ``exchange_rate`` is what the strength amounts to, 2Tc, whoever has given it: results that have it can be
-        compared by it. It is ``None`` for a measure that is not in nats, strengths by patterns, and where T is not
-        known; all but the strength are before the first consolidation. ``strength`` is the largest of several. Of a
-        sharded model, each process calls this.
+        ``exchange_rate`` is what the strength amounts to, 2Tc, also where a strength or a tolerance was given: results
+        can be compared by it. It is ``None`` for a measure that is not in nats, for strengths by patterns, and where T
+        is not known. Before the first consolidation all but the strength are ``None``. ``strength`` is the largest of
+        several, and 0 where it follows a tolerance that no step has met yet. Of a sharded model, each process calls
+        this.
         """
         return strength_record(self._core)
 
@@ -307,6 +309,21 @@ class ChosenOptions:
     @implicit.setter
     def implicit(self, value: bool | None) -> None:
         self._attachment.set_implicit(value)
+
+    @property
+    def gather(self) -> Gather | None:
+        """What is gathered at once of a sharded model to measure it; ``None`` where the devices' room decides."""
+        return self._core.options.gather
+
+    @property
+    def state_dtype(self) -> torch.dtype | None:
+        """The dtype in which the anchor and Ω are kept; ``None`` for as precise as the parameters."""
+        return self._core.options.storage.dtype
+
+    @property
+    def state_device(self) -> torch.device | None:
+        """The device on which all of them are kept; ``None`` for that of the parameters."""
+        return self._core.options.storage.device
 
     @property
     def group(self) -> "ProcessGroup | None":

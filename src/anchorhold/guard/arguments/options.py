@@ -34,21 +34,22 @@ class GuardOptions:
             2020, arXiv 2006.10974), which is ``anchor="mean"`` with this and ``strength=0.5``: for tasks that end
             before they have converged. It takes data with labels, and an importance in the loss's own unit, such as
             :class:`~anchorhold.Fisher`'s.
-        implicit: whether the hold acts after each step of the optimizer, by a proximal step that no strength can make
-            overshoot, D ← D/(1 + 2cηΩ), instead of joining the gradient. η is what a weight really goes for its
-            gradient, so the optimizer has to be one that this is known of: SGD, and for the diagonal Adam, AdamW,
-            NAdam, RAdam, Adamax, RMSprop and Adagrad. ``None`` is that where the attached optimizers all are SGD, for
-            the diagonal and, with one rate for a layer's weight and bias, in the forms ``"rotated"``, ``"kronecker"``
-            and ``"lowrank"``; else the gradient. ``guard.options.implicit`` says which it is.
+        implicit: True for a hold that acts after each step of the optimizer, by a proximal step that no strength can
+            make overshoot, D ← D/(1 + 2cηΩ); False for one that joins the gradient. η is the rate at which a weight
+            really follows its gradient, so it takes an optimizer whose rates are known: SGD, and for the diagonal also
+            Adam, AdamW, NAdam, RAdam, Adamax, RMSprop and Adagrad. ``None`` is True where all attached optimizers are
+            SGD, for the diagonal and, with one rate for a layer's weight and bias, in the forms ``"rotated"``,
+            ``"kronecker"`` and ``"lowrank"``; elsewhere False. ``guard.options.implicit`` says which it is.
         group: the ``torch.distributed`` processes that train this model together, each on batches of its own. A model
             in a DDP wrapper, or one that ``fully_shard`` was applied to, brings its own.
         gather: what each process gathers at once of a sharded model that is measured from data: ``"model"``, all of it,
             so that each measures its own batches; or ``"layers"``, one at a time, so that no process ever has more, and
             all go through the batches of all together, which takes longer. ``None`` gathers the model, unless a
             device says that it has no room for it, or layers are cut up (tensor parallelism).
-        state_dtype: of the anchor and Ω, ``torch.bfloat16`` to halve them; by default as precise as the parameters,
-            and single at least. Running states are never kept in less, since averages freeze in 16 bits.
-        state_device: where all of them are kept, such as ``"cpu"``; by default with the parameters.
+        state_dtype: the dtype in which the anchor and Ω are kept; ``torch.bfloat16`` halves their bytes. By default
+            that of the parameters, and ``torch.float32`` at least, as are the states that measures along the path
+            accumulate in any case: averages freeze in 16 bits.
+        state_device: the device on which all of these are kept, such as ``"cpu"``; by default the parameters' own.
     """
 
     space: SpaceName | None = None

@@ -42,6 +42,12 @@ def check_settings(core: Core, state: Mapping[str, Any]) -> None:
             f"The state was made with tolerance={state['tolerance']['nats']:g}, and this Guard has "
             f"{core.state.strength_text}. Make one with a tolerance."
         )
+    rate = state.get("exchange_rate")
+    if rate is not None and ("strengths" in state or not core.state.driving.measure.is_in_nats):
+        raise StateError(
+            f"The state is damaged: it has exchange_rate={rate:g}, beside strengths by pattern or with a measure that "
+            "is not in nats. Use another copy."
+        )
     if tolerance is not None and "strengths" in state:
         raise StateError(
             f"The state was made with strengths by pattern, and this Guard has tolerance={tolerance.nats:g}. Make one "
