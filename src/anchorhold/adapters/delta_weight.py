@@ -19,7 +19,6 @@ class DeltaWeight(PeftLayer):
 
     @classmethod
     def describes(cls, module: nn.Module) -> bool:
-        """Whether it is one of those."""
         return callable(getattr(module, "get_delta_weight", None)) and any(hasattr(module, name) for name in _BY_NAME)
 
     def change(self) -> Change | None:

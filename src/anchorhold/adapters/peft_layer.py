@@ -18,7 +18,6 @@ class PeftLayer(Adapter):
 
     @property
     def layer(self) -> nn.Module:
-        """The base layer."""
         found: nn.Module = self.module.get_base_layer()
         return found
 

@@ -167,7 +167,6 @@ class OwnParts(Reduction):
             self._add(part.name, found)
 
     def add_gradients(self, gradients: Mapping[str, Tensor], lead: int) -> None:
-        """Add φ of the gradients."""
         for name, own in gradients.items():
             found = own.to(self.sums[name].dtype)
             self._add(name, self.phi.sum(found, tuple(range(lead))) if lead else self.phi(found))

@@ -58,7 +58,6 @@ class ShardedMatrix(Matrix):
 
     @property
     def description(self) -> str:
-        """What Q is."""
         return self._parts.description
 
     def gathered(self) -> Matrix:
@@ -87,7 +86,6 @@ class ShardedMatrix(Matrix):
         return self._of_whole(lambda q, all_of_d: q.shrink(all_of_d, strength), d)
 
     def pull(self, d: Displacement, strength: float) -> dict[str, Tensor]:
-        """Return what that takes off D."""
         return self._of_whole(lambda q, all_of_d: q.pull(all_of_d, strength), d)
 
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
@@ -101,11 +99,9 @@ class ShardedMatrix(Matrix):
         return {name: like_parameter(each, d[name]) for name, each in found.items()}
 
     def add(self, earlier: Matrix, decay: float) -> "ShardedMatrix":
-        """Return the sum."""
         return self.of(self.gathered().add(unsharded(earlier), decay), self._diagonal)
 
     def scale(self, factor: float) -> "ShardedMatrix":
-        """Return a multiple of Q."""
         return self.of(self.gathered().scale(factor), self._diagonal)
 
     def diagonal(self) -> dict[str, Tensor]:
@@ -113,11 +109,9 @@ class ShardedMatrix(Matrix):
         return dict(self._diagonal)
 
     def trace(self) -> Tensor:
-        """Return the sum of all eigenvalues."""
         return self._trace
 
     def largest_eigenvalue(self) -> Tensor:
-        """Return the largest of all."""
         return self._largest
 
     def state(self) -> dict[str, Tensor]:
@@ -125,7 +119,6 @@ class ShardedMatrix(Matrix):
         return self._parts.state()
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "ShardedMatrix":
-        """Return the same with all parts changed."""
         diagonal = {name: change(omega) for name, omega in self._diagonal.items()}
         return ShardedMatrix(self._parts.map(change), diagonal, self._trace, self._largest, finite=self._finite)
 

@@ -159,30 +159,24 @@ class Single(Bundle):
         return True
 
     def mean_square(self, ranks: RankGradients) -> Tensor | None:
-        """Return it as it is; nothing where there is no gradient."""
         return None if self.gradient is None else ranks.mean_square(self.like, self.gradient)
 
     def weights(self, purpose: str) -> Tensor:
-        """Return the parameter itself."""
         return self.like.detach()
 
     def anchored(self) -> tuple[Tensor, Tensor]:
-        """Return Ω and θ*, or copies where they are kept elsewhere."""
         core = self.core
         matrix = core.state.driving.held[self.name]
         assert isinstance(matrix, DiagonalMatrix)
         return to_compute(matrix.omega, self.like), to_compute(core.state.anchor[self.name], self.like)
 
     def states(self, key: str) -> dict[str, Tensor]:
-        """Return the states of this parameter."""
         return self.core.state.ledgers[key].states_of(self.name, self.like)
 
     def begun(self, key: str) -> bool:
-        """Return whether this parameter has any."""
         return self.core.state.ledgers[key].knows(self.name)
 
     def buffer(self, purpose: str) -> Tensor:
-        """Return a tensor like the parameter."""
         return self._like(purpose, self.like)
 
     def _like(self, purpose: str, like: Tensor) -> Tensor:
@@ -192,7 +186,6 @@ class Single(Bundle):
         return kept
 
     def task_gradient(self) -> Tensor:
-        """Return ``.grad``, zeros where there is none."""
         parameter = self.like
         if parameter.grad is None:
             # torch refuses a gradient of another dtype than this; older versions of it have no such attribute.
@@ -212,12 +205,10 @@ class Single(Bundle):
         """Do nothing: it was."""
 
     def moved_from(self, weights: Mapping[str, Tensor]) -> None:
-        """Take them over."""
         if self.name in weights:
             self.buffer("before").copy_(weights[self.name])
 
     def keep_start(self, before: Tensor) -> None:
-        """Keep a copy."""
         self.core.task.start[self.name] = self.core.options.storage.exact(before.clone(), self.like)
 
 
@@ -295,7 +286,6 @@ class Several(Bundle):
         return True
 
     def mean_square(self, ranks: RankGradients) -> Tensor | None:
-        """Return them in a row."""
         assert self.gradient is not None
         parts = zip(self.parameters, self._cut(self.gradient), strict=True)
         squares = [ranks.mean_square(parameter, part) for parameter, part in parts]
@@ -303,22 +293,18 @@ class Several(Bundle):
 
     @property
     def is_in_place(self) -> bool:
-        """Return whether all of them are."""
         dtype, device = self._place
         return not [p for p in self.parameters if p.dtype is not dtype or p.device != device]
 
     def is_finite(self, name: str) -> bool:
-        """Return whether this parameter's places in the rows hold numbers alone."""
         place = self.names.index(name)
         rows = [row for row in (self.gradient, self.independent) if row is not None]
         return all(bool(self._cut(row)[place].isfinite().all()) for row in rows)
 
     def weights(self, purpose: str) -> Tensor:
-        """Return copies of the parameters."""
         return self._row(purpose, self.like.dtype).fill([*self.parameters])
 
     def anchored(self) -> tuple[Tensor, Tensor]:
-        """Return Ω and θ*."""
         return to_compute(self._omega, self.like), to_compute(self._anchor, self.like)
 
     def states(self, key: str) -> dict[str, Tensor]:
@@ -335,11 +321,9 @@ class Several(Bundle):
         return True
 
     def buffer(self, purpose: str) -> Tensor:
-        """Return a row."""
         return self._row(purpose, self.like.dtype).flat
 
     def task_gradient(self) -> Tensor:
-        """Return the gradients in a row."""
         row = self._row("gradient", self.like.dtype)
         if not self._looked:
             row.fill([grad for grad in self.own if grad is not None])
@@ -356,7 +340,6 @@ class Several(Bundle):
         return row.flat
 
     def deliver(self) -> None:
-        """Copy the row into the user's own gradients."""
         own = [grad for parameter in self.parameters if (grad := parameter.grad) is not None]
         torch._foreach_copy_(own, self._row("weights", self.like.dtype).views)
 
@@ -369,14 +352,12 @@ class Several(Bundle):
         torch._foreach_copy_([*self.parameters], self._row("weights", self.like.dtype).views)
 
     def moved_from(self, weights: Mapping[str, Tensor]) -> None:
-        """Take them over, side by side."""
         row = self._row("before", self.like.dtype)
         for name, view in zip(self.names, row.views, strict=True):
             if name in weights:
                 view.copy_(weights[name])
 
     def keep_start(self, before: Tensor) -> None:
-        """Keep a copy, cut into the parameters."""
         kept = self.core.options.storage.exact(before.clone(), self.like)
         self.core.task.start.update(zip(self.names, self._cut(kept), strict=True))
 
