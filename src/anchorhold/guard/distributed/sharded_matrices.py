@@ -67,6 +67,7 @@ class ShardedMatrix(Matrix):
     def _gathered(self, d: Displacement) -> tuple[Matrix, dict[str, Tensor]]:
         """Return all of Q and of D, in one go."""
         own = list(self._parts.state().values())
+        # Together, since each exchange by itself waits for all processes.
         every = whole_together([*own, *d.values()])
         # By identity: map() is given the very tensors that state() returned.
         known = dict(zip(map(id, own), every, strict=False))
@@ -99,6 +100,7 @@ class ShardedMatrix(Matrix):
         return {name: like_parameter(each, d[name]) for name, each in found.items()}
 
     def add(self, earlier: Matrix, decay: float) -> "ShardedMatrix":
+        # The diagonal is spread as the parameters are, which of() wants to know alone.
         return self.of(self.gathered().add(unsharded(earlier), decay), self._diagonal)
 
     def scale(self, factor: float) -> "ShardedMatrix":
@@ -120,6 +122,7 @@ class ShardedMatrix(Matrix):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "ShardedMatrix":
         diagonal = {name: change(omega) for name, omega in self._diagonal.items()}
+        # Eigenvalues stay: what is done by map() copies, moves and rounds.
         return ShardedMatrix(self._parts.map(change), diagonal, self._trace, self._largest, finite=self._finite)
 
     @property
@@ -141,6 +144,7 @@ def as_parameters_are(matrix: Matrix, parameters: Mapping[str, Tensor]) -> Matri
     if isinstance(matrix, ShardedMatrix):
         return matrix
     if isinstance(matrix, DiagonalMatrix):
+        # A diagonal is applied element by element, and never needs to be whole.
         return matrix.map(lambda omega: like_parameter(omega, like))
     return ShardedMatrix.of(matrix, parameters)
 
@@ -166,6 +170,7 @@ def _in_rows(tensor: Tensor, mesh: "DeviceMesh") -> Tensor:
     """Return a tensor that all processes have, each keeping some of its rows; copies of a model keep the same."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa: PLC0415 (not in every build)
 
+    # A scalar has no rows.
     last = Shard(0) if tensor.ndim else Replicate()
     # Every process has all of it and keeps its own rows: nothing is sent.
     return distribute_tensor(tensor, mesh, [*[Replicate()] * (mesh.ndim - 1), last], src_data_rank=None)

@@ -149,6 +149,7 @@ class Single(Bundle):
         self.independent = observed.independent.get(self.name)
         self.squares = observed.squares.get(self.name)
         if self.name in observed.gradient:
+            # What a user has given is without the loss scale already.
             grad = observed.gradient[self.name]
         # A fused optimizer takes the scaler's factor out inside its step, so that it is still in .grad.
         elif grad is not None and factor != 1.0:
@@ -209,6 +210,7 @@ class Single(Bundle):
             self.buffer("before").copy_(weights[self.name])
 
     def keep_start(self, before: Tensor) -> None:
+        # A copy: after the step Δ is written to the buffer.
         self.core.task.start[self.name] = self.core.options.storage.exact(before.clone(), self.like)
 
 
@@ -232,6 +234,7 @@ class Row:
         length = sum(shape.numel() for shape in shapes)
         self.flat = torch.empty(length, dtype=dtype, device=device, pin_memory=pinned)
         parts = self.flat.split([shape.numel() for shape in shapes])
+        # Views, so that the row and the tensors in it are one memory.
         self.views = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def fill(self, tensors: list[Tensor]) -> Tensor:
@@ -274,9 +277,11 @@ class Several(Bundle):
         if [gradient for gradient in given if gradient.is_sparse]:
             refuse_sparse(dict(zip(self.names, self.parameters, strict=True)))
         gradients = given[: len(seen)]
+        # Where measures see another gradient they have a row of their own: this one is the optimizer's.
         self._looked = not observed.gradient
         self.gradient = self._row("gradient" if self._looked else "measured", gradients[0].dtype).fill(gradients)
         if factor != 1.0 and not observed.gradient:
+            # A new tensor: the row keeps the loss scale, as what the optimizer gets has to.
             self.gradient = self.gradient.to(running_dtype(self.like)) / factor
         self.independent = self._row("independent", given[-1].dtype).fill(given[len(seen) :]) if second else None
         self.squares = None
@@ -293,6 +298,7 @@ class Several(Bundle):
 
     @property
     def is_in_place(self) -> bool:
+        # model.half() and model.to() change parameters where they are: the objects stay the same.
         dtype, device = self._place
         return not [p for p in self.parameters if p.dtype is not dtype or p.device != device]
 
@@ -312,6 +318,7 @@ class Several(Bundle):
         if key not in self._states:
             ledger = self.core.state.ledgers[key]
             for name, parameter in zip(self.names, self.parameters, strict=True):
+                # For the zeros that it makes where a parameter has no states yet.
                 ledger.states_of(name, parameter)
             self._states[key] = {state: self._bound(tensors) for state, tensors in ledger.running.items()}
         return self._states[key]
@@ -336,6 +343,7 @@ class Several(Bundle):
         row = self._row("held", self.like.dtype)
         for parameter, view in zip(self.parameters, row.views, strict=True):
             parameter.grad = view
+        # put_back() tells by identity whether the optimizer has cleared or replaced them.
         self.handed = [*row.views]
         return row.flat
 
@@ -358,6 +366,7 @@ class Several(Bundle):
                 view.copy_(weights[name])
 
     def keep_start(self, before: Tensor) -> None:
+        # One copy, of which each parameter has a view: _take_out_of_rows() looks for such.
         kept = self.core.options.storage.exact(before.clone(), self.like)
         self.core.task.start.update(zip(self.names, self._cut(kept), strict=True))
 
@@ -374,6 +383,7 @@ class Several(Bundle):
     def _bound(self, kept: dict[str, Tensor]) -> Tensor:
         """Lay what is kept about these parameters side by side, and let the guard's own tensors be views of it."""
         first = kept[self.names[0]]
+        # Pinned where the guard's own are, so that copies to an accelerator need not be waited for.
         row = Row(self._shapes, first.dtype, first.device, pinned=first.is_pinned())
         flat = row.fill([kept[name] for name in self.names])
         kept.update(zip(self.names, row.views, strict=True))
