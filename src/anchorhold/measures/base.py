@@ -247,7 +247,6 @@ class SampleMeasure(Measure):
 
     @property
     def needs(self) -> Needs:
-        """Samples."""
         return Needs(data=True)
 
     @property

@@ -58,11 +58,9 @@ class InMemoryForm(ModelForm):
         self.blocks = {name: matrix.block.parameters for name, matrix in self._matrices.items()}
 
     def matrix(self, block: str) -> Matrix:
-        """Return it."""
         return self._matrices[block]
 
     def anchor(self, name: str) -> Tensor | None:
-        """Return the guard's, where it was a guard."""
         return self._anchor.get(name)
 
 
@@ -100,14 +98,12 @@ class GuardFile(ModelForm):
         self.blocks = {name: block.parameters for name, block in self._blocks.items()}
 
     def matrix(self, block: str) -> Matrix:
-        """Read Q of a block."""
         tensors = {part: tensor_files.read(self._path, key) for part, key in self._parts[block].items()}
         if tensors.keys() == {""}:
             return DiagonalMatrix(block, tensors[""])
         return _only(self._form.restore(self._blocks[block], tensors, {}))
 
     def anchor(self, name: str) -> Tensor | None:
-        """Read the weights that the guard held its model to."""
         return tensor_files.read(self._path, f"anchor/{name}") if name in self._shapes else None
 
     def _block(self, name: str) -> Block:

@@ -57,7 +57,6 @@ class UnseenSteps(Monitor):
         self._left = 0
 
     def watch(self, optimizers: Sequence[Optimizer], trained: Mapping[str, nn.Parameter]) -> None:
-        """Look at these attached optimizers and the protected parameters that they train."""
         self.attached = WeakSet(optimizers)
         self._warned = False
         self.within_a_step = False
@@ -72,7 +71,6 @@ class UnseenSteps(Monitor):
                 _hooked.append(register_optimizer_step_pre_hook(out_of_graphs(_look_at)))
 
     def release(self) -> None:
-        """Look no more at any."""
         self.attached = WeakSet()
         self._end_probing()
         with _lock:
@@ -85,7 +83,6 @@ class UnseenSteps(Monitor):
             probe.look()
 
     def abandon_step(self) -> None:
-        """Note that the optimizer's step has ended without being taken."""
         self.within_a_step = False
 
     def leave_step(self, *, blind: bool) -> None:

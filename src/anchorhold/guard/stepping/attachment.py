@@ -49,6 +49,7 @@ class Attachment:
         """Watch these optimizers from now on, besides those that are watched already."""
         if not optimizers:
             raise OptimizerError("attach() was given no optimizer. Give every one that trains protected parameters.")
+        # Some wrappers, such as Accelerate's, never run hooks: the optimizer inside is hooked.
         optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
         core = self.core
         refresh_for(core, "attach()")
@@ -81,6 +82,7 @@ class Attachment:
         self._hooks = live
         self.was_attached = True
         self._held = WeakSet(set(self._held) - set(optimizers)) if not hold else WeakSet({*self._held, *optimizers})
+        # Only now is it known which optimizers hold.
         self.decide_pull()
         self.begin_watching()
         if self.watcher.measures.rank_gradients is not None:
@@ -134,6 +136,7 @@ class Attachment:
             _remove(handles)
         self._hooks = []
         self.watcher.release()
+        # DDP gives no communication hook back: it stays, and only averages from now on.
         if self.watcher.measures.rank_gradients is not None:
             self.watcher.measures.rank_gradients.active = False
 
@@ -151,11 +154,13 @@ class Attachment:
         """Start the current task's account anew, and drop what was shown for the coming step."""
         self.core.restart_task()
         self.watcher.measures.observed = Observed()
+        # Rows would keep the states that were dropped alive until the next step.
         self.watcher.layouts.forget()
 
     def keep_statistics(self) -> None:
         """Keep the statistics of batch norms as they are to be from now on."""
         self.core.keep_statistics()
+        # Not held: who moved the statistics means them so, and scales and shifts do not follow.
         self.core.space.follow(self.core.runtime.ranks.take_first, is_held=False)
 
     def owned(self) -> set[int]:
@@ -187,6 +192,7 @@ class Attachment:
         """Take the squared gradients of samples as those of the coming step's."""
         self._prepare("gradients.samples")
         if self.watcher.measures.squares:
+            # These passes are none of training's: the call to remember stays the step's own.
             with self.watcher.calls.paused():
                 self.watcher.measures.observed.squares = squares_of_samples(self.core, batches, forward)
 
@@ -213,6 +219,7 @@ class Attachment:
                 parameter.grad = mean if parameter.grad is None else parameter.grad + mean
             if id(parameter) in names:
                 name = names[id(parameter)]
+                # Measures see no loss scale; in .grad it stays, for the scaler to take out.
                 observed.gradient[name], observed.independent[name] = (unscaled(half, scaler) for half in pair)
         if accumulate:
             self.watcher.measures.observed.add(observed)

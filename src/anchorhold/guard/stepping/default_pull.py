@@ -42,6 +42,7 @@ def why_explicit(core: Core, held: Owned) -> str:
     if why := _why_with_any(core):
         return why
     form = core.state.driving.form
+    # A weight by itself may go by a rate of its own; the weights of a matrix need one for all.
     blocks = [] if form.elementwise else _blocks(core)
     try:
         for optimizer, owned in held.items():
@@ -51,6 +52,7 @@ def why_explicit(core: Core, held: Owned) -> str:
             if blocks:
                 check_blocks(optimizer, form, blocks, owned)
     except OptimizerError as error:
+        # The error is written for who asks for implicit=True; here its cause alone is told.
         reason = str(error).removeprefix("implicit=True ").removeprefix(f"in the form {form.name!r} ")
         return reason.partition(":")[0].partition(";")[0]
     return ""
@@ -103,6 +105,7 @@ def _blocks(core: Core) -> list[tuple[str, ...]]:
 
 def give_up(state: GuardState, why: OptimizerError) -> None:
     """Let the hold join the gradient from now on, for good: it acted after steps by default, and this one is none."""
+    # No longer open: the next optimizer that is attached decides nothing.
     state.implicit = Setting(False, "default")
     reason = str(why).removeprefix("implicit=True ").partition(". ")[0].removesuffix(".")
     warn(
@@ -129,4 +132,5 @@ def set_implicit(core: Core, value: bool | None, held: Iterable[Optimizer]) -> N
         check_effective_rate(optimizer, form)
     core.state.implicit = Setting(found, "given" if value is not None else "open" if is_open else "default")
     if found:
+        # Left open, it could become that of merged weights, which have no such pull.
         core.state.space = core.state.space.closed()

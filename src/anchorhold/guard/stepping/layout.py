@@ -33,6 +33,7 @@ class Layouts:
 
     def __init__(self, core: Core) -> None:
         self.core = core
+        # Weakly: an optimizer that its owner drops takes its rows along.
         self._made: WeakKeyDictionary[Optimizer, Layout] = WeakKeyDictionary()
         self._alone: set[str] = set()
         self._passed_over: set[int] = set()

@@ -189,7 +189,6 @@ class Distillation(BatchHold):
         return {**self.before, **super().state()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take them over."""
         weights = self.load_ways(state)
         if weights and self.teacher == "outputs":
             raise StateError("The state has the weights of an old model, and teacher='outputs' keeps none.")

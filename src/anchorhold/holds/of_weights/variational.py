@@ -265,12 +265,10 @@ class Variational(Hold):
         return messages
 
     def forget(self, name: str) -> None:
-        """Let go of a parameter."""
         self.prior.pop(name, None)
         self._learned.discard(name)
 
     def settings(self) -> dict[str, Any]:
-        """Return what a state was made with."""
         return {"prior_variance": self.prior_variance}
 
     def state(self) -> dict[str, Tensor]:
@@ -281,7 +279,6 @@ class Variational(Hold):
         return found
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take both over."""
         means = {key.removeprefix(_MEAN): tensor for key, tensor in state.items() if key.startswith(_MEAN)}
         self.prior = {name: Gaussian(mean, state[f"{_VARIANCE}{name}"]) for name, mean in means.items()}
         self._learned = {key.removeprefix(_LEARNED) for key in state if key.startswith(_LEARNED)}
