@@ -21,7 +21,6 @@ from anchorhold.errors import (
     ConfigurationError,
     DataError,
     ModelError,
-    StateError,
     StoreError,
     warn,
 )
@@ -29,13 +28,10 @@ from anchorhold.own_text import OwnText, write_text
 from anchorhold.own_text.first_look import context_of
 from anchorhold.own_text.model_reader import as_writer
 from anchorhold.own_text.text_folder import weights_digest
+from anchorhold.own_text.whose_text import refuse_text_of_another
 from anchorhold.protection.planning import timed
 from anchorhold.protection.settings import Protection
 
-COMPARED = 4
-"""Pieces of a given text whose log-probabilities are compared with the model's."""
-APART = 0.05
-"""How far they may be apart, in nats a token, as rounding and other kernels make it."""
 WRITTEN_AT_ONCE = 32
 TIMED = 8
 """Tokens that are written to see how long one takes."""
@@ -219,24 +215,9 @@ def given_text(model: nn.Module, tokenizer: Any, given: object) -> OwnText:
     if not len(text):
         raise DataError(f"{name} has no pieces. Write some: anchorhold.write_text(model, 512, store=folder).")
     writer = as_writer(model, None, cache=False)
+    instead = "Give text that this model wrote, or leave text= out to have it written."
     with evaluation_mode(model, model.parameters()):
-        for piece in text.pieces[:COMPARED]:
-            tokens = piece.tokens.to(writer.device)[None]
-            vocabulary = 0
-            try:
-                logits = writer.logits(tokens)[0].double()
-                vocabulary = logits.shape[-1]
-                own = logits.log_softmax(-1)[piece.begun - 1 : -1].gather(1, tokens[0, piece.begun :, None]).cpu()
-                apart = float((own[:, 0] - piece.log_probabilities.double()).abs().mean())
-            except (IndexError, RuntimeError):
-                apart = float("inf")
-            if not apart <= APART:
-                said = f"apart by {apart:.2g} nats a token" if vocabulary else "of tokens that it does not know"
-                raise StateError(
-                    f"{name} was not written by this model as it is now: the log-probabilities of piece "
-                    f"{piece.number} are {said}. Give text that this model wrote, or leave text= out to have it "
-                    "written."
-                )
+        refuse_text_of_another(text, writer, name, instead)
     return text
 
 
