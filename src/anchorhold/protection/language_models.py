@@ -204,6 +204,11 @@ def given_text(model: nn.Module, tokenizer: Any, given: object) -> OwnText:
     Raise :class:`StateError` for the text of another model: its log-probabilities are others.
     """
     if isinstance(given, str | os.PathLike):
+        if Path(given).is_file():
+            raise ConfigurationError(
+                f"text={str(given)!r} is a file; expected the folder that write_text(store=) was given. Files of text "
+                "are old data: old_data=[paths]."
+            )
         text, name = OwnText.load(given, tokenizer), repr(str(given))
     elif isinstance(given, OwnText):
         text, name = given, "The text given"
@@ -228,7 +233,8 @@ def read_text_files(paths: Any, tokenizer: Any, length: int, samples: int) -> li
     """
     if not is_tokenizer(tokenizer):
         raise ConfigurationError(
-            "old_data= names text files, and there is no tokenizer to read them with. Give it too."
+            "The old data is given as the paths of text files, and there is no tokenizer to read them with. Give both, "
+            "protect(model, tokenizer, old_data=paths). Texts themselves are given as batches of their tokens."
         )
     pieces = list(_pieces(paths, tokenizer, length, samples))
     if not pieces:
@@ -249,6 +255,11 @@ def read_text_files(paths: Any, tokenizer: Any, length: int, samples: int) -> li
 def _pieces(paths: Any, tokenizer: Any, length: int, samples: int) -> Iterator[list[int]]:
     found = 0
     for path in map(Path, paths):
+        if path.suffix.lower() in {".jsonl", ".ndjson", ".json"}:
+            raise DataError(
+                f"old_data: {str(path)!r} is JSON, whose marks and keys would be kept as if they were old text. Give "
+                "files of the text alone, or batches of its tokens."
+            )
         try:
             content = path.read_bytes()
         except OSError as error:
