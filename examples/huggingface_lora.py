@@ -78,11 +78,11 @@ def main() -> None:
     print("second task: ", losses(model))
 
     model = adapted()
-    # A tenth of this strength loses 0.55 nats of the digits, this one 0.03, and ten times as much costs letters 0.05.
+    # With 1 digits lose 0.61 nats a token, with 10 they lose 0.03, and with 100 none, and letters are 0.05 worse.
     guard = anchorhold.Guard(  # added: from_scratch, since the model knows nothing before the first task
         model,
         anchorhold.Fisher(),
-        exchange_rate=1.0,
+        exchange_rate=10.0,
         form="kronecker",
         options=anchorhold.GuardOptions(space="merged"),
         from_scratch=True,

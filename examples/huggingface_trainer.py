@@ -64,8 +64,9 @@ def main() -> None:
     fit(plain, LETTERS)
     print("fine-tuned:", losses(plain))
 
-    # What EWC begins with, in units of the mean importance: docs/guides/how-strong.md
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), exchange_rate=1.0)  # added
+    # The model is certain of its few digits, so that a diagonal needs more than 1: docs/guides/how-strong.md
+    # With 10, 100 and 1000 digits end at 0.89, 0.19 and 0.10 nats a token, and letters at 0.15, 0.31 and 1.94.
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), exchange_rate=100.0)  # added
     proxy = torch.stack([row["input_ids"] for row in text(DIGITS)])  # added: data that stands for what the model knows
     guard.consolidate([{"input_ids": proxy}])  # added
     callback = AnchorholdCallback(

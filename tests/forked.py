@@ -4,7 +4,7 @@ from torch import multiprocessing
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # One list for all tests, since there is one server. torch loads the second one, and most of a second's worth with it,
-# when an optimiser is first made, and the last ones where a model is sharded.
+# when an optimizer is first made, and the last ones where a model is sharded.
 CONTEXT.set_forkserver_preload(
     ["anchorhold_lab.experiments", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
 )

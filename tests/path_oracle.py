@@ -12,7 +12,7 @@ import torch
 
 @dataclass
 class Step:
-    """One optimiser step: the weights around it, the task's gradient, and an independent estimate of that."""
+    """One optimizer step: the weights around it, the task's gradient, and an independent estimate of that."""
 
     before: dict
     after: dict

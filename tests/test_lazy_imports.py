@@ -19,7 +19,7 @@ import torch
 guard = Guard(torch.nn.Linear(2, 2), "L2")
 guard.consolidate()
 assert guard.tasks == 1
-assert "torch._dynamo" not in sys.modules   # takes longer to load than torch, and comes with the first optimiser
+assert "torch._dynamo" not in sys.modules   # takes longer to load than torch, and comes with the first optimizer
 """
 
 

@@ -246,7 +246,9 @@ class Kitchen:
             return guard
         plain = new_guard(self.taught.model, self.way, recipe.guard, self.settings)
         (measure,) = plain.measures.values()
-        guard = Guard(self.model, measure, form=plain.form, options=GuardOptions(space=recipe.space), holds=holds)
+        guard = Guard(
+            self.model, measure, form=plain.options.form, options=GuardOptions(space=recipe.space), holds=holds
+        )
         if recipe.measured_on == "own":
             given = [tokens for tokens, _ in self.pairs("own", 64)][: max(1, self.settings.measured // 64)]
         else:

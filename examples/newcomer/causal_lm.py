@@ -60,7 +60,7 @@ def kept(model: GPT2LMHeadModel) -> None:
         model,
         anchorhold.Fisher(labels="sampled"),
         form="rotated",
-        exchange_rate=1.0,  # a tenth and ten times as much differ by 0.06 nats of digits, 0.2 of letters
+        exchange_rate=1.0,  # a tenth: digits 0.05 nats worse, letters 0.14 better; ten times: 0.03 better, 0.25 worse
         holds=[anchorhold.Distillation(own.batches(4), share=1 / 4)],
     )
     guard.consolidate(own.batches(16))

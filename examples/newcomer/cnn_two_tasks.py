@@ -76,9 +76,10 @@ def two_tasks(hold: bool) -> tuple[float, float]:
 
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     if hold:
-        # The first task ends at 79, 95 and 100 % with 0.03, 0.3 and 3, and the second at 100, 100 and 47 %.
+        # A network that is certain of 98 % of its pictures has a Fisher information near 0, so it takes a large rate.
+        # With 1, 100, 1000 and 10000 the first task ends at 55, 81, 96 and 100 %, the second at 100, 100, 100 and 42.
         guard = anchorhold.Guard(  # added
-            model, anchorhold.Fisher(200), form="rotated", exchange_rate=1.0, protect=["body.*", "heads.0.*"]
+            model, anchorhold.Fisher(200), form="rotated", exchange_rate=1000.0, protect=["body.*", "heads.0.*"]
         )
         guard.consolidate(bars, forward=lambda model, x: model(x, 0))  # added: the first task, through its head
         guard.attach(optimizer)  # added

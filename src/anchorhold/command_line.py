@@ -247,7 +247,7 @@ def _models_writer(asked: argparse.Namespace) -> tuple[Callable[[Any, Path], obj
         damping=asked.damping,
         dtype=None if asked.dtype is None else getattr(torch, asked.dtype),
     )
-    return lambda share, out: merging.at(share, out=out), merging.said
+    return lambda share, out: merging.at(share, out=out), merging.description
 
 
 def _adapters_writer(asked: argparse.Namespace) -> tuple[Callable[[Any, Path], object], str]:

@@ -3,7 +3,7 @@
 Every one of them derives from :class:`AnchorholdError`, and its message says what was given, what was expected and what
 to do next. Whatever was consolidated before the error is still there after it.
 
-:func:`warn` gives the warnings, and :class:`Warned` remembers them, so that none is given twice.
+``warn()`` gives the warnings, and ``Warned`` remembers them, so that none is given twice.
 """
 
 import sys
@@ -42,7 +42,7 @@ class ProtectError(AnchorholdError, ValueError):
 
 
 class OptimizerError(AnchorholdError, ValueError):
-    """An optimiser that cannot be observed, or that does not own what is protected."""
+    """An optimizer that cannot be observed, or that does not own what is protected."""
 
 
 class BatchError(AnchorholdError, ValueError):

@@ -97,7 +97,7 @@ def text(rows: Sequence[Line]) -> str:
             "and first frontiers. [The study's folder](../studies/pretrained/README.md) says how it is made."
         ),
         "",
-        "- command: python -m studies.pretrained train MODEL --plans screening rates own-text",
+        "- command: python -m studies.pretrained train MODEL --plans screening rates own-text guards",
         f"- date: {dates}",
         f"- machine: {machines}; {len(ends)} runs, {minutes:.0f} minutes summed over processes side by side",
         f"- rows: {ROWS}, a line for each evaluation, with the recipe, the digests and, at a run's end, each document",

@@ -109,7 +109,7 @@ def mistake_weights_that_are_not_finite(here):
 
 def mistake_ranks_that_disagree(here):
     for change, message in [
-        (lambda guard: setattr(guard, "strength", 2.0), r"the strength and the decay: rank 0 has \(1.0"),
+        (lambda guard: setattr(guard, "strength", 2.0), r"the strength and the decay: rank 0 has \(0.5"),
         (lambda guard: setattr(guard._core.state, "tasks", 5), "the number of consolidated tasks: .* rank 1 has 5"),
         (lambda guard: guard.parameters["2.bias"].data.add_(1e-9), "the weights '2.bias'"),
         (lambda guard: guard.importance["2.bias"].mul_(2), "what is known about '2.bias'"),

@@ -161,7 +161,7 @@ def ranks_are_missed_where_they_were_not_seen(here):
     optimizer.zero_grad(set_to_none=False)
     loss(model, data).backward()
     guard.gradients.observe(loss(model, data))
-    with pytest.raises(anchorhold.errors.OrderError, match="leave observe"):
+    with pytest.raises(anchorhold.errors.OrderError, match=r"leave gradients\.observe"):
         optimizer.step()
     guard.gradients.restart_task()
     optimizer.step()
@@ -176,7 +176,7 @@ def ranks_are_missed_where_they_were_not_seen(here):
 
 
 def ranks_need_not_zero_the_gradients_of_what_nobody_trains(here):
-    """A layer before the trained ones, of no optimiser, gathers gradients for ever; nothing is kept of the others."""
+    """A layer before the trained ones, of no optimizer, gathers gradients for ever; nothing is kept of the others."""
     network = net()
     model = DistributedDataParallel(network)
     guard = anchorhold.Guard(model, MEASURE, strength=0.0, protect="2.weight")

@@ -126,8 +126,8 @@ def forms_with_all_holds_are_those_of_one_process(here):
         for spread in (ways(here)[way] for way in spreads):
             model = spread(Small())
             guard = learned(model, form, here.rank, here.size, **options)
-            assert len(guard.control.trace) == len(alike.trace)
-            for found, point in zip(guard.control.trace, alike.trace, strict=True):
+            assert len(guard.control.trace) == len(alike.control.trace)
+            for found, point in zip(guard.control.trace, alike.control.trace, strict=True):
                 assert found.kl == pytest.approx(point.kl, rel=1e-7, abs=1e-12)
                 assert found.strength == pytest.approx(point.strength, rel=1e-7)
             check_same(model, guard, expected, alike)

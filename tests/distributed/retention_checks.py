@@ -40,7 +40,7 @@ def check_as_alone(model, guard):
     assert len(guard.control.trace) == 7
     every = [torch.tensor([point.kl, point.strength], dtype=torch.float64) for point in guard.control.trace]
     assert all_equal({"trace": torch.stack(every)})
-    for found, point in zip(guard.control.trace, expected.trace, strict=True):
+    for found, point in zip(guard.control.trace, expected.control.trace, strict=True):
         assert found.step == point.step
         assert math.isclose(found.kl, point.kl, rel_tol=1e-8, abs_tol=1e-12)
         assert math.isclose(found.strength, point.strength, rel_tol=1e-8)

@@ -72,7 +72,7 @@ def test_a_step_is_held_by_the_whole_matrix(form, closure):
 
 
 @pytest.mark.parametrize("closure", [False, True])
-def test_weights_of_another_optimiser_pull_too(form, closure):
+def test_weights_of_another_optimizer_pull_too(form, closure):
     """The first layer's pull depends on how far the second is from its anchor, whoever moves that."""
     model = network()
     guard = guarded(model, form)

@@ -121,7 +121,7 @@ def test_all_weights_move_or_none():
     assert torch.equal(model[0].weight, before)
 
 
-def test_a_schedule_free_optimiser_has_to_be_in_eval_mode():
+def test_a_schedule_free_optimizer_has_to_be_in_eval_mode():
     model, guard = trained()
     optimizer = schedulefree.SGDScheduleFree(model.parameters(), lr=0.1)
     guard.detach()

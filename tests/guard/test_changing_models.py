@@ -304,7 +304,7 @@ def test_a_task_in_which_a_frozen_layer_took_part_goes_on_from_its_state(tmp_pat
         assert torch.equal(found[name], omega)
 
 
-def test_an_optimiser_of_frozen_parameters_may_come_with_others():
+def test_an_optimizer_of_frozen_parameters_may_come_with_others():
     model = net()
     model[0].requires_grad_(False)
     guard = anchorhold.Guard(model, anchorhold.SOS())
@@ -319,7 +319,7 @@ def test_an_optimiser_of_frozen_parameters_may_come_with_others():
 
 
 def test_what_waits_for_its_turn_is_no_oversight(recwarn):
-    """Heads have optimisers of their own, each at rest in all tasks but one; a body is frozen while a head warms up."""
+    """Heads have optimizers of their own, each at rest in all tasks but one; a body is frozen while a head warms up."""
     model = net()
     guard = anchorhold.Guard(model, anchorhold.SOS(), from_scratch=True)
     body, head = (torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2))
@@ -373,7 +373,7 @@ def test_a_warning_that_is_an_error_leaves_nothing_attached():
     model = net()
     guard = anchorhold.Guard(model, anchorhold.SOS())
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
-    with pytest.raises(anchorhold.AnchorholdWarning, match="No attached optimiser trains"):
+    with pytest.raises(anchorhold.AnchorholdWarning, match="No attached optimizer trains"):
         guard.attach(optimizer)
     before = model[0].weight.clone()
     train(model, optimizer, steps=1)

@@ -188,7 +188,7 @@ def test_a_strength_that_destroys_the_explicit_run_does_not_by_default(form):
 
 
 @pytest.mark.parametrize("form", ["diagonal", "rotated"])
-def test_it_is_decided_by_attach_for_all_optimisers_together(form):
+def test_it_is_decided_by_attach_for_all_optimizers_together(form):
     model = net()
     guard = consolidated(model, form=form)
     assert (

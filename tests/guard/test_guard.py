@@ -190,7 +190,7 @@ def test_what_cannot_be_attached():
     guard = consolidated(model)
     other = torch.optim.SGD(net().parameters(), lr=0.1)
     unchanged(guard, lambda: guard.attach(other), anchorhold.errors.OptimizerError, "owns none of the 4 protected")
-    unchanged(guard, guard.attach, anchorhold.errors.OptimizerError, "given no optimiser")
+    unchanged(guard, guard.attach, anchorhold.errors.OptimizerError, "given no optimizer")
     unchanged(guard, lambda: guard.attach(model), anchorhold.errors.OptimizerError, "given a Sequential")
     frozen = net().requires_grad_(False)
     adapter = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)

@@ -104,7 +104,7 @@ REACHES = {
         lambda g: 0.1 / (1 + 0.3 * (len(g) - 1)) / (summed(g) + 1e-10),
     ),
 }
-"""Optimisers, and how far each goes for its gradients so far, by hand."""
+"""Optimizers, and how far each goes for its gradients so far, by hand."""
 
 
 def formula(form, make, reach, strength=C, steps=8, **options):
@@ -162,7 +162,7 @@ def same(one, other, tolerance=1e-10):
 
 @pytest.mark.daily
 @pytest.mark.parametrize(("make", "reach"), REACHES.values(), ids=REACHES)
-def test_a_step_is_the_optimisers_own_and_then_the_formula(make, reach):
+def test_a_step_is_the_optimizers_own_and_then_the_formula(make, reach):
     same(*formula("diagonal", make, reach))
 
 
@@ -360,7 +360,7 @@ def test_a_strength_that_is_next_to_nothing_changes_no_bit(form, kind):
 
 
 @pytest.mark.parametrize("kind", ["momentum", "Adam"])
-def test_measures_see_the_optimisers_step_alone(kind):
+def test_measures_see_the_optimizers_step_alone(kind):
     """Δ is θ′ − θ, and g the task's: the pull comes after both."""
     model = net()
     guard = consolidated(model, strength=50.0, watch=["SI"], implicit=True)
@@ -370,7 +370,7 @@ def test_measures_see_the_optimisers_step_alone(kind):
     guard.attach(optimizer)
     path = {name: torch.zeros_like(p) for name, p in weights(model).items()}
     for i in range(4):
-        twin.load_state_dict(model.state_dict())  # the next step of an optimiser that has seen the same gradients
+        twin.load_state_dict(model.state_dict())  # the next step of an optimizer that has seen the same gradients
         for network, by in ((twin, its), (model, optimizer)):
             by.zero_grad()
             loss(network, batch(i)).backward()
@@ -540,7 +540,7 @@ class HalfAdam(torch.optim.Adam):
         lambda p: schedulefree.SGDScheduleFree(p, lr=0.1),
     ],
 )
-def test_an_optimiser_whose_steps_are_not_known_is_refused(make):
+def test_an_optimizer_whose_steps_are_not_known_is_refused(make):
     model = net()
     guard = consolidated(model, implicit=True)
     optimizer = make(model.parameters())

@@ -13,7 +13,7 @@ from tests.guard.helpers import batch, consolidated, loss, net, weights
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("measure", ["SI", "SOS"])
 def test_a_scaled_loss_changes_nothing(fused, measure):
-    """A fused optimiser unscales inside its step, so the hooks see a scaled gradient."""
+    """A fused optimizer unscales inside its step, so the hooks see a scaled gradient."""
     runs = []
     for scale in (None, 1024.0):
         model = net(dtype=torch.float32)

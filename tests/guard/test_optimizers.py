@@ -1,4 +1,4 @@
-"""The hooks, with every optimiser of torch: a held step equals a step on loss + penalty."""
+"""The hooks, with every optimizer of torch: a held step equals a step on loss + penalty."""
 
 import copy
 import weakref
@@ -191,7 +191,7 @@ def test_the_task_gradient_is_back_after_the_step_where_measures_wait_for_it():
 
 
 def test_a_step_that_fails_leaves_no_trace():
-    """The optimiser's own error must not leave a borrowed buffer behind as the next step's gradient."""
+    """The optimizer's own error must not leave a borrowed buffer behind as the next step's gradient."""
     model = net()
     guard = consolidated(model, watch=["SI"], implicit=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -255,7 +255,7 @@ def test_an_optimizer_that_is_given_twice_holds_once_and_the_latest_word_counts(
 
 
 class Lookahead(torch.optim.Optimizer):
-    """An optimiser around another, as many are written, that moves the weights once more after the other's step."""
+    """An optimizer around another, as many are written, that moves the weights once more after the other's step."""
 
     def __init__(self, optimizer):
         super().__init__([p for group in optimizer.param_groups for p in group["params"]], {})

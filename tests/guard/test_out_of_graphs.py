@@ -1,4 +1,4 @@
-"""Functions that torch's compiler leaves alone: by torch's own way for optimisers, or without it by the public one."""
+"""Functions that torch's compiler leaves alone: by torch's own way for optimizers, or without it by the public one."""
 
 import pytest
 import torch

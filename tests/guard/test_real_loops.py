@@ -197,7 +197,7 @@ def test_a_feature_of_the_loop_changes_nothing_else(feature, optimizer, measure,
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("observed", [False, True])
-def test_two_optimisers_of_which_one_overflows(observed, implementation):
+def test_two_optimizers_of_which_one_overflows(observed, implementation):
     """The scaler skips one of them alone: that one is seen as skipped, and the other one with its own gradients."""
 
     def run(overflows):
@@ -317,10 +317,10 @@ def test_float16_weights_are_held_without_overflow():
     assert bool((model.weight < before).all()) and bool(model.weight.isfinite().all())
 
 
-# Optimisers
+# Optimizers
 
 
-def test_an_optimiser_that_begins_to_overwrite_gradients_is_noticed(monkeypatch):
+def test_an_optimizer_that_begins_to_overwrite_gradients_is_noticed(monkeypatch):
     monkeypatch.setattr(bundles, "SMALL", 0)  # small parameters are measured from copies anyway
     model = Net()
     guard = anchorhold.Guard(model, anchorhold.SI())

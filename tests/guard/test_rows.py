@@ -108,7 +108,7 @@ def test_a_step_that_raised_leaves_no_buffers_behind(small, set_to_none, monkeyp
 
 @pytest.mark.parametrize("first", [3, bundles.SMALL + 1])
 @pytest.mark.parametrize("measure", ["SOS", "magnitude"])
-def test_a_gradient_with_the_penalty_in_it_is_refused_by_a_second_optimiser(first, measure):
+def test_a_gradient_with_the_penalty_in_it_is_refused_by_a_second_optimizer(first, measure):
     model = Pieces(first, 4, 5)
     one = torch.optim.SGD(list(model.parts)[:2], lr=0.1)
     two = torch.optim.SGD(list(model.parts)[1:], lr=0.1)

@@ -112,7 +112,7 @@ def test_a_sam_that_evaluates_where_it_begins_is_measured_there():
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_gradients_that_an_earlier_step_has_left_are_not_taken_for_new_ones(set_to_none):
-    """An optimiser that moves first, and is called with its closure alone, has no gradient where its step began."""
+    """An optimizer that moves first, and is called with its closure alone, has no gradient where its step began."""
 
     class MovesFirst(torch.optim.SGD):
         @torch.no_grad()

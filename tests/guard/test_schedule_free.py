@@ -1,4 +1,4 @@
-"""Of a schedule-free optimiser, what is measured and held are the weights that are evaluated."""
+"""Of a schedule-free optimizer, what is measured and held are the weights that are evaluated."""
 
 import pytest
 import schedulefree

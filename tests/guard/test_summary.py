@@ -19,7 +19,7 @@ def test_before_anything_is_held():
     assert lines(guard) == [
         "Guard of Sequential: SOS(), strength 500, pulling after steps if they are SGD's",
         "  holds nothing yet; protects 2 parameters (25 weights), from the first consolidation on",
-        "  attached to no optimiser; 0 steps of task 1 seen",
+        "  attached to no optimizer; 0 steps of task 1 seen",
     ]
 
 
@@ -129,7 +129,7 @@ def test_a_copy_says_what_it_is(recwarn):
     train(model, optimizer)
     guard.consolidate([batch(0)])
     copied = copy.deepcopy(guard)
-    assert "attached to no optimiser" in str(copied)
+    assert "attached to no optimizer" in str(copied)
     assert lines(guard)[0] == lines(copied)[0] + " with Adam"
     assert lines(copied)[1:3] == lines(guard)[1:3]
 

@@ -1,4 +1,4 @@
-"""Steps that raise and are tried again, that are taken twice, and optimisers that do more than step."""
+"""Steps that raise and are tried again, that are taken twice, and optimizers that do more than step."""
 
 import dataclasses
 from typing import ClassVar
@@ -27,9 +27,9 @@ def hooks_run(request):
 
 @pytest.fixture
 def descent(hooks_run):
-    """A class of optimisers to derive from that no other test knows.
+    """A class of optimizers to derive from that no other test knows.
 
-    torch puts the hooks around the ``step`` of a class when the first optimiser of that very class is made. A derived
+    torch puts the hooks around the ``step`` of a class when the first optimizer of that very class is made. A derived
     class whose own ``step`` calls its base's has them run around its own, and from then on around its base's too. So
     with ``torch.optim.SGD`` as the base, it would matter whether any test before has made one.
     """
@@ -148,9 +148,9 @@ def test_two_steps_for_one_backward_are_measured_where_the_gradient_is_the_tasks
 
 
 @pytest.mark.parametrize("measure", ["SOS", "SI", "EWC"])
-def test_gradients_that_an_optimiser_has_cleared_are_measured_and_stay_cleared(measure, descent):
+def test_gradients_that_an_optimizer_has_cleared_are_measured_and_stay_cleared(measure, descent):
     class Clearing(descent):
-        """Clears the gradients itself, as optimisers do that step during backward()."""
+        """Clears the gradients itself, as optimizers do that step during backward()."""
 
         def step(self, closure=None):
             loss = super().step(closure)
@@ -172,7 +172,7 @@ def test_gradients_that_an_optimiser_has_cleared_are_measured_and_stay_cleared(m
 
 
 @pytest.mark.parametrize("foreach", [False, True])
-def test_observing_alone_is_right_with_an_optimiser_that_overwrites_gradients(foreach):
+def test_observing_alone_is_right_with_an_optimizer_that_overwrites_gradients(foreach):
     model, optimizer, guard = held("SI", strength=0.0, momentum=0.9, nesterov=True, foreach=foreach)
     total = torch.zeros_like(model.weight)
     for _ in range(5):
@@ -289,7 +289,7 @@ def moving_on(base):
 @pytest.mark.parametrize("measure", ["SOS", "SI", "EWC"])
 @pytest.mark.parametrize("with_closure", [False, True], ids=["plain", "closure"])
 def test_a_step_that_calls_its_bases_is_one_step(descent, derived, measure, with_closure):
-    """Weights, paths and steps, against an optimiser that has all of its step in one class."""
+    """Weights, paths and steps, against an optimizer that has all of its step in one class."""
 
     class Whole(torch.optim.Optimizer):
         """The same step without a base's, written out."""

@@ -91,7 +91,7 @@ def test_a_hold_that_acts_after_the_step_moves_the_weights_once_more(measure):
     torch.testing.assert_close(model.weight, (plain.weight + guard.anchor["weight"]) / 2)
 
 
-def test_measures_see_the_optimisers_step_without_it():
+def test_measures_see_the_optimizers_step_without_it():
     paths = []
     for holds in ([], ["toy-halfway"]):
         model, optimizer, guard = started(holds=holds)
@@ -146,7 +146,7 @@ def test_measures_see_the_tasks_gradient_and_so_does_the_user():
 
 
 def test_a_loss_scale_is_the_holds_too():
-    """A fused optimiser unscales by itself, so what is added has to be scaled as the gradient is."""
+    """A fused optimizer unscales by itself, so what is added has to be scaled as the gradient is."""
 
     def moved(scale):
         model = linear().float()

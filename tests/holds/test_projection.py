@@ -152,7 +152,7 @@ OLD, NEW = (torch.randn(4, 8, generator=torch.Generator().manual_seed(n), dtype=
 @pytest.mark.daily
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "RMSprop", "LBFGS", "SAM"])
-def test_each_optimisers_step_is_projected(kind, dtype):
+def test_each_optimizers_step_is_projected(kind, dtype):
     if dtype == torch.bfloat16 and kind == "LBFGS":
         pytest.skip("diverges in 16 bits, with or without")
     model = linear().to(dtype)
@@ -190,7 +190,7 @@ def test_each_optimisers_step_is_projected(kind, dtype):
     assert float((model(new).detach() - others).abs().max()) > 0.1
 
 
-def test_a_step_is_the_optimisers_own_projected():
+def test_a_step_is_the_optimizers_own_projected():
     model, momenta = linear(), {"lr": 0.01, "weight_decay": 0.1}
     twin = copy.deepcopy(model)
     guard = projected(model, OLD[:2])

@@ -163,7 +163,7 @@ def test_every_guard_has_a_file_of_its_own(tmp_path):
     for seed in range(2):
         model, optimizer, loader = prepared_with(accelerator, seed)
         guards.append(anchorhold.Guard(model, anchorhold.SOS(), strength=1.0))
-        for _ in range(2):  # as for a new optimiser
+        for _ in range(2):  # as for a new optimizer
             prepare_guard(accelerator, guards[-1], optimizer)
         epoch(accelerator, model, optimizer, loader)
         guards[-1].consolidate()

@@ -109,7 +109,7 @@ def test_a_trainer_mixes_as_a_loop_by_hand(changes, tmp_path):
     model, seen = model_without_dropout(), Seen()
     guard = guarded(model)
     trainer = train(tmp_path, guard, model, max_grad_norm=0.5, callbacks=[seen], **SGD, **changes)
-    assert guard.gradients.path.steps == 4  # of the optimiser: holds act once in each
+    assert guard.gradients.path.steps == 4  # of the optimizer: holds act once in each
     assert all(entry["anchorhold/replay"] > 0 for entry in seen.logs if "loss" in entry)
     other = model_without_dropout()
     by_hand(other, trainer, accumulate=changes.get("gradient_accumulation_steps", 1), clip=0.5, bf16="bf16" in changes)
@@ -185,7 +185,9 @@ class TestResuming:
         again, restored = start(tmp_path / "cut", resume=True, buffer=tmp_path / "buffer")
         assert_same(weights(again), weights(model))
         assert_same(restored.importance, guard.importance)
-        assert repr(restored.holds[0].buffer) == repr(guard.options.holds[0].buffer)  # filled once more, at the end
+        assert repr(restored.options.holds[0].buffer) == repr(
+            guard.options.holds[0].buffer
+        )  # filled once more, at the end
 
     def test_accelerate(self, tmp_path):
         batches = [tuple(part[:8] for part in test_accelerate.data().tensors)]
@@ -245,7 +247,7 @@ class TestResuming:
         with pytest.raises(anchorhold.errors.OrderError, match="carries no training data"):
             start(2, path=first, fill=False)
         again, restored = start(2, path=first, fill=False, buffer=tmp_path / "buffer")
-        assert restored.path.steps == guard.gradients.path.steps
+        assert restored.gradients.path.steps == guard.gradients.path.steps
         assert_same(weights(again), weights(module))
 
 
@@ -280,7 +282,7 @@ def classes_loss(model, before, x, y):
 
 
 def test_lightnings_loop_mixes_as_a_loop_by_hand():
-    """Its optimisers are given closures, and its clipping happens inside."""
+    """Its optimizers are given closures, and its clipping happens inside."""
     old = [next(iter(test_lightning.loader(7)))]
     module = test_lightning.make_module()
     guard = anchorhold.Guard(module, "fine-tune", strength=0.0, holds=[Replay(old, share=0.5), Distillation(old)])
@@ -315,7 +317,7 @@ def test_lightnings_closures_draw_as_plain_steps_do():
     for task in (1, 2):
         test_lightning.trainer(callbacks=[callback], max_epochs=1).fit(module, test_lightning.loader(task))
         test_lightning.plain_loop(net, made[1], test_lightning.loader(task), epochs=1)
-    assert len(made[0].holds[0].buffer) == 6 and made[0].holds[0].buffer.tasks == 2
+    assert len(made[0].options.holds[0].buffer) == 6 and made[0].options.holds[0].buffer.tasks == 2
     test_lightning.assert_same(module, made[0], net, made[1])
 
 

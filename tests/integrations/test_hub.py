@@ -308,7 +308,7 @@ def test_frozen_statistics_come_along(tmp_path):
         save_pretrained(guard, tmp_path, **ABOUT)
         guard.detach()
         here = copy.deepcopy(model).train()
-        assert from_pretrained(tmp_path, here, **given).batch_norm == "freeze"
+        assert from_pretrained(tmp_path, here, **given).options.batch_norm == "freeze"
         before = here[1].running_mean.clone()
         here.train()(torch.randn(8, 4, dtype=torch.float64))
         assert torch.equal(here[1].running_mean, before)
@@ -400,7 +400,7 @@ def test_shared_importance_of_adapters_is_of_their_own_parameters(form, tmp_path
     with torch.no_grad():
         for parameter in guard.parameters.values():
             parameter.add_(0.1)
-    assert found.space == "weights"
+    assert found.options.space == "weights"
     assert float(found.penalty().detach()) == float(guard.penalty().detach()) > 0
     with pytest.raises(anchorhold.errors.ConfigurationError, match="all that is shared"):
-        from_pretrained(tmp_path / "shared", model, space="merged")
+        from_pretrained(tmp_path / "shared", model, options=anchorhold.GuardOptions(space="merged"))

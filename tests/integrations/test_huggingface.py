@@ -127,7 +127,7 @@ def test_a_trainer_does_what_a_plain_loop_does(measure, accumulate, tmp_path):
     model, guard = guarded(anchorhold.Fisher(), watch=[measure])
     guard.consolidate(proxy())
     trainer = train(tmp_path, guard, model, gradient_accumulation_steps=accumulate, max_grad_norm=0.5)
-    assert guard.gradients.path.steps == 4  # optimiser steps, not parts of batches
+    assert guard.gradients.path.steps == 4  # optimizer steps, not parts of batches
     other, reference = guarded(anchorhold.Fisher(), watch=[measure])
     reference.consolidate(proxy())
     plain_loop(other, reference, trainer, accumulate, clip=0.5)
@@ -180,7 +180,7 @@ def test_the_end_of_training_ends_the_task(tmp_path):
     model, guard = guarded(anchorhold.SOS())
     train(tmp_path, guard, model)
     assert guard.tasks == 0
-    train(tmp_path, guard, model, at_end=True)  # another Trainer, another optimiser, the same task
+    train(tmp_path, guard, model, at_end=True)  # another Trainer, another optimizer, the same task
     assert guard.tasks == 1
 
 
@@ -284,7 +284,9 @@ def test_runs_without_logs_are_told_apart(tmp_path):
     train(tmp_path / "b", guard, model, resume=first, resume_from_checkpoint=first, callbacks=same, **QUIET)
     whole, expected = guarded(anchorhold.SOS())
     train(tmp_path / "c", expected, whole, **QUIET)
-    assert_same(guard.gradients.path.running["SOS"]["second_moment"], expected.path.running["SOS"]["second_moment"])
+    assert_same(
+        guard.gradients.path.running["SOS"]["second_moment"], expected.gradients.path.running["SOS"]["second_moment"]
+    )
     # What was resumed from the one run and saved in the folder of the other goes on from there.
     model, guard = guarded(anchorhold.SOS())
     train(tmp_path / "b", guard, model, resume=True, max_steps=6, **QUIET)
@@ -571,7 +573,7 @@ def test_a_guard_that_is_made_resumes(tmp_path):
         assert_same(resumed.held.of(name), guard.held.of(name))
 
 
-def test_a_layerwise_optimiser_is_told_apart():
+def test_a_layerwise_optimizer_is_told_apart():
     model, guard = guarded(anchorhold.SOS())
     each = {parameter: torch.optim.SGD([parameter]) for parameter in model.parameters()}
     with pytest.raises(anchorhold.errors.OptimizerError, match=r"inside backward\(\).*optim='galore_adamw'"):

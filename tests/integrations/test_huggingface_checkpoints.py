@@ -169,11 +169,11 @@ def test_weights_that_were_not_loaded_are_noticed(tmp_path, monkeypatch):
         run(tmp_path, guard, model)
 
 
-def test_an_optimiser_that_went_on_is_forgotten(tmp_path):
+def test_an_optimizer_that_went_on_is_forgotten(tmp_path):
     model, guard = guarded(anchorhold.SI())
     trainer = run(tmp_path, guard, model)
     model(**default_data_collator(texts(2))).loss.backward()
-    with pytest.warns(anchorhold.AnchorholdWarning, match="attached to no optimiser"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="attached to no optimizer"):
         trainer.optimizer.step()  # what it remembers is not of these weights
     assert guard.gradients.path.steps == 0
     trainer.train()

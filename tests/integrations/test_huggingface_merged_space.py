@@ -150,7 +150,7 @@ def test_what_was_merged_for_good_is_counted_anew():
     optimizer = torch.optim.AdamW([p for p in again.parameters() if p.requires_grad], lr=0.01)
     guard.attach(optimizer)
     again(**proxy()[0]).loss.backward()
-    with pytest.warns(anchorhold.AnchorholdWarning, match=r"guard\.rebase\(\)"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"guard\.refresh\(rebase=True\)"):
         optimizer.step()
     guard.refresh(rebase=True)
     assert value(guard) == pytest.approx(0, abs=1e-15)
@@ -161,7 +161,7 @@ def test_what_was_merged_for_good_is_counted_anew():
     with pytest.raises(anchorhold.errors.ConfigurationError, match="space='merged'"):
         anchorhold.Guard(again, "EWC").refresh(rebase=True)
     fresh = anchorhold.Guard(again, anchorhold.Fisher(), form="kronecker")
-    with pytest.raises(anchorhold.errors.OrderError, match=r"rebase\(\) before the first consolidate"):
+    with pytest.raises(anchorhold.errors.OrderError, match=r"refresh\(rebase=True\) before the first consolidate"):
         fresh.refresh(rebase=True)
     assert not fresh.anchor
 

@@ -152,7 +152,7 @@ def test_mixed_precision(precision, fused):
     assert_same(module, guard, net, plain, rtol=1e-4, atol=1e-6)
 
 
-def test_manual_optimisation_with_several_optimisers():
+def test_manual_optimisation_with_several_optimizers():
     class Manual(lightning_pytorch.LightningModule):
         def __init__(self):
             super().__init__()

@@ -35,7 +35,7 @@ class Module(lightning_pytorch.LightningModule):
 
 
 class Toggled(Module):
-    """Lightning's recipe for several optimisers: each step freezes what the others train."""
+    """Lightning's recipe for several optimizers: each step freezes what the others train."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ class Toggled(Module):
 
 
 class LateBackbone(Toggled):
-    """An optimiser all of whose parameters are frozen when training starts."""
+    """An optimizer all of whose parameters are frozen when training starts."""
 
     def __init__(self):
         super().__init__()
@@ -110,7 +110,7 @@ def test_what_is_frozen_for_a_while_is_measured_and_held_as_if_it_had_been_named
 
 @pytest.mark.parametrize("measure", ["SI", "SOS", "EWC"])
 def test_a_backbone_that_alone_is_protected_is_waited_for(measure):
-    """No optimiser has any of it when training starts; unheld, both go the same way."""
+    """No optimizer has any of it when training starts; unheld, both go the same way."""
     callbacks = CASES["BackboneFinetuning"][1]
     alone, all_of_it = (two_tasks(Module(), measure, protect, callbacks, 0.0) for protect in ("backbone.*", "*"))
     assert alone.tasks == 2

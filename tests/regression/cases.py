@@ -1,4 +1,4 @@
-"""What is frozen: measures, forms, optimisers, holds and what users do, in pairs where all of all would be too many."""
+"""What is frozen: measures, forms, optimizers, holds and what users do, in pairs where all of all would be too many."""
 
 import copy
 import itertools
@@ -160,7 +160,7 @@ for _form in ("diagonal", "rotated", "kronecker", "kronecker, exact", "kronecker
         add(f"merged {_network}, {_form}", optimizer="adam", **_settings)
 add("weights of adapters, kronecker", network="adapted", form="kronecker", options=option(space="weights"))
 
-# Optimisers
+# Optimizers
 
 OPTIMIZERS = [
     "sgd foreach", "sgd fused", "nesterov", "adam single", "adam foreach", "adam fused", "amsgrad", "adamw",

@@ -24,7 +24,7 @@ HALF = 2
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A guard, a network, an optimiser, and what happens to them in some short tasks.
+    """A guard, a network, an optimizer, and what happens to them in some short tasks.
 
     Args:
         measure: its name, or a name and its settings.

@@ -74,7 +74,7 @@ def train(network, optimizer, task=0, steps=2, batch=None):
 
 
 def learned(measure="EWC", network=None, **options):
-    """Return a network, a guard that has consolidated it once, and an attached optimiser."""
+    """Return a network, a guard that has consolidated it once, and an attached optimizer."""
     network = network or made("mlp")
     guard = anchorhold.Guard(network, measure, **grouped(**{"strength": 2.0, "from_scratch": True} | options))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
@@ -208,12 +208,12 @@ def a_tolerance_without_inputs():
     train(network, optimizer, 1)
 
 
-def an_optimiser_of_another_model():
+def an_optimizer_of_another_model():
     guard = anchorhold.Guard(made("mlp"), "EWC", strength=2.0)
     guard.attach(torch.optim.SGD(made("deep").parameters(), lr=0.05))
 
 
-def an_optimiser_that_climbs():
+def an_optimizer_that_climbs():
     network = made("mlp")
     guard = anchorhold.Guard(network, "EWC", strength=2.0)
     guard.attach(torch.optim.SGD(network.parameters(), lr=0.05, maximize=True))
@@ -244,7 +244,7 @@ SITUATIONS = {
         diverged, moving_statistics, a_layer_replaced, no_data, an_empty_loader, batches_of_nothing_known,
         labels_that_are_missing, another_models_state, another_measures_state, another_strength_loaded,
         a_measure_that_is_unknown, a_pattern_that_matches_nothing, a_negative_strength, a_form_that_a_measure_has_not,
-        strength_and_tolerance, a_tolerance_without_inputs, an_optimiser_of_another_model, an_optimiser_that_climbs,
+        strength_and_tolerance, a_tolerance_without_inputs, an_optimizer_of_another_model, an_optimizer_that_climbs,
         implicit_where_there_are_no_coordinates, going_back_with_nothing_to_go_back_to, forgetting_what_is_not_there,
     )
 }  # fmt: skip

@@ -111,7 +111,7 @@ def test_what_no_strength_changes_does_not_wind_up(kl, sign):
     assert math.log(control.follow(TAU)) == pytest.approx(sign * (RANGE - share * ERROR), rel=1e-9)
 
 
-def test_what_an_optimiser_bears_bounds_it_without_winding_up():
+def test_what_an_optimizer_bears_bounds_it_without_winding_up():
     control, strengths = controlled(lambda c: 10.0, 100, most=5.0)
     assert max(strengths) == pytest.approx(5.0)
     control.latest = {"old": 1e-9}

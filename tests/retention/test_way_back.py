@@ -99,5 +99,5 @@ def test_a_set_that_has_lost_less_but_tells_less_is_told_of():
 )
 def test_of_a_guard_that_was_never_attached_it_says_that_and_blames_nothing_else(lost):
     told = str(dataclasses.replace(furthest_within(lost, 0.02), never_attached=True, start=0.3, at_first=0.0))
-    assert "this guard was never attached to an optimiser" in told and "guard.attach(optimizer)" in told
+    assert "this guard was never attached to an optimizer" in told and "guard.attach(optimizer)" in told
     assert not any(blamed in told for blamed in ("too small", "never came near", "begin weaker", "Allow more"))

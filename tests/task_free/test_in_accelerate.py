@@ -26,7 +26,7 @@ def made(model):
 
 
 def trained(accelerator, folder=None, resume=None, epochs=1):
-    """Train with accumulated gradients, telling of optimiser steps alone; save, or go on from what was saved."""
+    """Train with accumulated gradients, telling of optimizer steps alone; save, or go on from what was saved."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data(24), batch_size=4))

@@ -33,7 +33,7 @@ def trained(folder, model, callback, resume=None, **changes):
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_it_is_that_of_a_plain_loop(tmp_path, parts):
-    """With gradients that are accumulated too: one loss an optimiser step, and all of its batches."""
+    """With gradients that are accumulated too: one loss an optimizer step, and all of its batches."""
     watched, other, own = made()
     seen = []
 

@@ -232,7 +232,7 @@ def test_what_would_train_something_else_is_refused_at_the_first_step():
     guard = anchorhold.Guard(
         anchorhold.variational.mean_field(model), "fine-tune", holds=[anchorhold.Variational(5)], from_scratch=True
     )
-    with pytest.warns(AnchorholdWarning, match="No attached optimiser trains 'weight_log_variance'"):
+    with pytest.warns(AnchorholdWarning, match="No attached optimizer trains 'weight_log_variance'"):
         guard.attach(early)
     with pytest.raises(ConfigurationError, match="made before mean_field"):
         step(model, early, 0)

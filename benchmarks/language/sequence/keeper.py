@@ -82,7 +82,9 @@ class Keeper:
         plain = new_guard(self.taught.model, "full", keeping.guard, self.settings)
         (measure,) = plain.measures.values()
         strength = self.trial.strength
-        return RelativeGuard(self.taught.model, measure, form=plain.form, relative_strength=strength, holds=holds)
+        return RelativeGuard(
+            self.taught.model, measure, form=plain.options.form, relative_strength=strength, holds=holds
+        )
 
     def _old(self, kind: Kind, size: int) -> list[tuple[Tensor, Tensor]]:
         pieces = kind.batches(-(-self._many // size), size, self.seed, "old", kind.name)

@@ -3,11 +3,14 @@ r"""What an adapter is: parameters through which the weight of a layer changes, 
 A layer with an adapter computes with the *merged* weight :math:`W + \Delta`. What :math:`\Delta` is made of has no
 meaning of its own: in LoRA (Hu et al. 2021, arXiv 2106.09685) it is :math:`sBA`, and :math:`BM, M^{-1}A` are the same
 adapter. An :class:`Adapter` says of one module which layer it changes and by what.
+
+What all of PEFT's layers with adapters have in common is a base layer, and adapters by name of which some are active.
+They are known by what they have, so that PEFT itself is not asked for.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -64,3 +67,27 @@ class Adapter(ABC):
             share: of now's.
         """
         return terms_between(self.terms(), now, then, share)
+
+
+class PeftLayer(Adapter):
+    """One of PEFT's layers."""
+
+    module: Any
+
+    @property
+    def layer(self) -> nn.Module:
+        found: nn.Module = self.module.get_base_layer()
+        return found
+
+    def acting(self, own: Collection[str]) -> list[str]:
+        """Return which of this layer's own adapters it computes with: those that are active, or merged; or none."""
+        module = self.module
+        if module.disable_adapters:
+            return []
+        return [name for name in (module.merged_adapters if module.merged else module.active_adapters) if name in own]
+
+    def refusal(self) -> str | None:
+        """Refuse layers that are no single matrix."""
+        if getattr(self.layer, "groups", 1) != 1:
+            return "its convolution has groups, each with inputs of its own"
+        return None

@@ -6,9 +6,9 @@ LoHa, Hyeon-Woo et al. 2021 (arXiv 2108.06098); LoKr, Yeh et al. 2023 (arXiv 230
 
 from torch import nn
 
+from anchorhold.adapters.base import PeftLayer
 from anchorhold.adapters.changes import Change, added
 from anchorhold.adapters.mean_change import Term
-from anchorhold.adapters.peft_layer import PeftLayer
 
 _BY_NAME = ("hada_w1_a", "lokr_w1", "lokr_w1_a", "lora_E", "vera_lambda_b")
 """What each of them has one of for every adapter, by its name: LoHa, LoKr (one of two), AdaLoRA, VeRA."""
@@ -19,7 +19,6 @@ class DeltaWeight(PeftLayer):
 
     @classmethod
     def describes(cls, module: nn.Module) -> bool:
-        """Whether it is one of those."""
         return callable(getattr(module, "get_delta_weight", None)) and any(hasattr(module, name) for name in _BY_NAME)
 
     def change(self) -> Change | None:

@@ -6,9 +6,9 @@ bits is as any other: its weight is not looked at.
 
 from torch import nn
 
+from anchorhold.adapters.base import PeftLayer
 from anchorhold.adapters.changes import Change, Product, added
 from anchorhold.adapters.mean_change import Term
-from anchorhold.adapters.peft_layer import PeftLayer
 
 
 class Lora(PeftLayer):

@@ -272,7 +272,6 @@ class Replaceable(nn.Module):
         self.call = forward
 
     def forward(self, inputs: Any) -> Tensor:
-        """Call the model."""
         return self.call(self.model, inputs)
 
     def slots(self) -> Iterator[tuple[str, Tensor]]:

@@ -69,7 +69,6 @@ class Absolute(Phi):
         return u.abs()
 
     def inverse(self, w: Tensor) -> Tensor:
-        """Return w."""
         return w
 
 
@@ -84,7 +83,6 @@ class Identity(Phi):
         return u.clone()
 
     def inverse(self, w: Tensor) -> Tensor:
-        """Return w."""
         return w
 
     def sum(self, u: Tensor, dim: tuple[int, ...]) -> Tensor:

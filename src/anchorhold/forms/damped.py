@@ -24,7 +24,6 @@ class DampedMatrix(Matrix):
 
     @property
     def description(self) -> str:
-        """Q in a few words."""
         return self.matrix.description
 
     def apply(self, d: Displacement) -> dict[str, Tensor]:
@@ -80,11 +79,9 @@ class DampedMatrix(Matrix):
         return self.matrix.largest_eigenvalue() + self.damping
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state of Q."""
         return self.matrix.state()
 
     def to_compute(self, d: Displacement) -> "DampedMatrix":
-        """Return the same with Q as Q is computed with."""
         return DampedMatrix(self.matrix.to_compute(d), self.damping)
 
 

@@ -68,22 +68,18 @@ class DenseMatrix(Matrix):
         return DenseMatrix(self.block, torch.add(self.h, earlier.h, alpha=decay))
 
     def scale(self, factor: float) -> "DenseMatrix":
-        """Return a multiple of H."""
         return DenseMatrix(self.block, factor * self.h)
 
     def pad(self, block: Block) -> "DenseMatrix":
-        """Return H with rows and columns of 0 for new parameters."""
         places = places_in(block, self.block).to(self.h.device)
         h = self.h.new_zeros(block.length, block.length)
         h[places.unsqueeze(1), places] = self.h
         return DenseMatrix(block, h)
 
     def diagonal(self) -> dict[str, Tensor]:
-        """Return the diagonal of H."""
         return in_shapes(self.block, self.h.diagonal())
 
     def trace(self) -> Tensor:
-        """Return the trace of H."""
         return self.h.trace()
 
     def largest_eigenvalue(self) -> Tensor:
@@ -102,7 +98,6 @@ class DenseMatrix(Matrix):
         return values[-1].clamp(min=0)
 
     def state(self) -> dict[str, Tensor]:
-        """Return H."""
         return {"H": self.h}
 
 
@@ -157,7 +152,6 @@ class Dense(VectorForm):
     def matrices(
         self, measure: SampleMeasure, blocks: Sequence[Block], means: Mapping[str, Tensor]
     ) -> dict[str, Matrix]:
-        """Return H of every block."""
         found: dict[str, Matrix] = {}
         for block in blocks:
             h = damp(means[f"{block.name}/H"], self.damping)
@@ -171,6 +165,5 @@ class Dense(VectorForm):
         return Cost(square, square, square, "dense")
 
     def restore(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:
-        """Return H."""
         refuse_other_shapes(block, tensors, {"H": (block.length, block.length)})
         return DenseMatrix(block, tensors["H"])

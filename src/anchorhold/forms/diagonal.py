@@ -52,19 +52,15 @@ class DiagonalMatrix(Matrix):
         return DiagonalMatrix(self.name, torch.add(self.omega, earlier.omega, alpha=decay))
 
     def scale(self, factor: float) -> "DiagonalMatrix":
-        """Return a multiple of Ω."""
         return DiagonalMatrix(self.name, factor * self.omega)
 
     def diagonal(self) -> dict[str, Tensor]:
-        """Return Ω."""
         return {self.name: self.omega}
 
     def trace(self) -> Tensor:
-        """Return the sum of Ω."""
         return self.omega.sum()
 
     def largest_eigenvalue(self) -> Tensor:
-        """Return the largest Ω."""
         return self.omega.max() if self.omega.numel() else self.omega.new_zeros(())
 
     def state(self) -> dict[str, Tensor]:
@@ -107,13 +103,11 @@ class Diagonal(Form):
         parameters: Mapping[str, nn.Parameter],
         known: Mapping[str, Tensor],
     ) -> Reduction:
-        """Return the sum of φ of every element."""
         return DiagonalReduction(measure.phi, parameters)
 
     def matrices(
         self, measure: SampleMeasure, blocks: Sequence[Block], means: Mapping[str, Tensor]
     ) -> dict[str, Matrix]:
-        """Return Ω of every parameter."""
         return {block.name: DiagonalMatrix(block.name, measure.transform(means[block.name])) for block in blocks}
 
     def restore(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:

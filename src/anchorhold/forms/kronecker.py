@@ -313,11 +313,9 @@ class Kronecker(LayerForm):
         parameters: Mapping[str, nn.Parameter],
         known: Mapping[str, Tensor],
     ) -> Reduction:
-        """Return the sums of both factors."""
         return self.factors(measure, blocks, parameters)
 
     def matrix(self, measure: SampleMeasure, block: Block, means: Mapping[str, Tensor]) -> KroneckerMatrix:
-        """Return the factors of a layer."""
         share = self.damping**0.5
         factors = (damp(f, share, n) for f, n in zip(factors_of(block, means), block.size, strict=True))
         g, a = (self._kept(*each) for each in zip(factors, self.sides(block), block.size, strict=True))
@@ -369,7 +367,6 @@ class Kronecker(LayerForm):
         return found
 
     def restore_matrix(self, block: Block, tensors: Mapping[str, Tensor]) -> KroneckerMatrix:
-        """Return the factors, or their spectra."""
         refuse_other_shapes(block, tensors, self._shapes(block))
         g, a = (
             Spectrum(tensors[f"U{key}"], tensors[f"L{key}"]) if f"U{key}" in tensors else tensors.get(key)

@@ -96,7 +96,6 @@ class LayerForm(Form):
         return found
 
     def restore(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:
-        """Return Q of a layer, or Ω."""
         if not block.is_matrix:
             return Diagonal().restore(block, tensors, parameters)
         if self.has_matrix_per_task:

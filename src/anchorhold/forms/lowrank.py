@@ -118,7 +118,6 @@ class LowRankMatrix(Matrix):
         return dataclasses.replace(self, values=factor * self.values, total_trace=factor * self.total_trace)
 
     def pad(self, block: Block) -> "LowRankMatrix":
-        """Return U with rows of 0 for new parameters."""
         u = self.u.new_zeros(block.length, self.u.shape[1])
         u[places_in(block, self.block).to(u.device)] = self.u
         return dataclasses.replace(self, block=block, u=u)
@@ -195,7 +194,6 @@ class LowRank(VectorForm):
 
     @property
     def has_eigenbasis(self) -> bool:
-        """Always True."""
         return True
 
     @property

@@ -68,7 +68,6 @@ class RotatedMatrix(Matrix):
 
     @property
     def description(self) -> str:
-        """Which sides are rotated."""
         kinds: list[Side] = [
             "identity" if u is None else "lowrank" if is_thin(u) else "blocks" if u.ndim == 3 else "dense"
             for u in self.basis
@@ -198,7 +197,6 @@ class RotatedMatrix(Matrix):
         return outputs @ self.s @ inputs
 
     def largest_eigenvalue(self) -> Tensor:
-        """Return the largest S."""
         return self.s.max() if self.s.numel() else self.s.new_zeros(())
 
     def state(self) -> dict[str, Tensor]:
@@ -298,7 +296,6 @@ class Rotated(LayerForm):
 
     @property
     def has_eigenbasis(self) -> bool:
-        """Always True."""
         return True
 
     @property
@@ -366,7 +363,6 @@ class Rotated(LayerForm):
         return found
 
     def matrix(self, measure: SampleMeasure, block: Block, means: Mapping[str, Tensor]) -> RotatedMatrix:
-        """Return S of a layer in its basis."""
         s = measure.transform(means[f"{block.name}/S"])
         found = RotatedMatrix(
             block,
@@ -408,7 +404,6 @@ class Rotated(LayerForm):
         return self.basis_shape(side, size)[-1] * (2 if side == "lowrank" else 1)
 
     def restore_matrix(self, block: Block, tensors: Mapping[str, Tensor]) -> RotatedMatrix:
-        """Return S in its basis."""
         sides = list(zip("GA", self.sides(block), block.size, strict=True))
         shapes: dict[str, tuple[int, ...]] = {"S": tuple(self.values_length(side, size) for _, side, size in sides)}
         for key, side, size in sides:

@@ -42,7 +42,6 @@ class SumMatrix(Matrix):
 
     @property
     def description(self) -> str:
-        """Each part in a few words."""
         return self.parts[0].description
 
     def apply(self, d: Displacement) -> dict[str, Tensor]:
@@ -55,7 +54,6 @@ class SumMatrix(Matrix):
         return torch.stack([part.value(d) for part in self.parts]).sum()
 
     def apply_to_product(self, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the sums of the parts' products."""
         found = [own for part in self.parts if (own := part.apply_to_product(b, a)) is not None]
         if len(found) < len(self.parts):
             return None
@@ -116,16 +114,13 @@ class SumMatrix(Matrix):
         return SumMatrix([*(part.scale(decay) if decay != 1 else part for part in earlier.parts), *self.parts])
 
     def scale(self, factor: float) -> "SumMatrix":
-        """Return a multiple of each part."""
         return SumMatrix([part.scale(factor) for part in self.parts])
 
     def diagonal(self) -> dict[str, Tensor]:
-        """Return the sum of the diagonals."""
         found = [part.diagonal() for part in self.parts]
         return {name: torch.stack([each[name] for each in found]).sum(0) for name in found[0]}
 
     def trace(self) -> Tensor:
-        """Return the sum of the traces."""
         return torch.stack([part.trace() for part in self.parts]).sum()
 
     def largest_eigenvalue(self) -> Tensor:
@@ -150,7 +145,6 @@ class SumMatrix(Matrix):
         return {f"{k}.{name}": t for k, part in enumerate(self.parts) for name, t in part.state().items()}
 
     def to_compute(self, d: Displacement) -> "SumMatrix":
-        """Return the same with each part as the part is computed with."""
         return SumMatrix([part.to_compute(d) for part in self.parts])
 
     @staticmethod

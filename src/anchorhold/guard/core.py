@@ -208,7 +208,7 @@ class GuardState:
         return unsaid and not self.asked.is_given and self.asked.value is None and self.strength == USUAL
 
     @property
-    def said_strength(self) -> str:
+    def strength_text(self) -> str:
         """The strength as it was asked for, or what it follows."""
         if self.tolerance is not None:
             return f"tolerance={self.tolerance.nats:g}"
@@ -430,7 +430,7 @@ class Core:
             self.state.driving.held if importance is None else importance,
             self.state.strength,
             self.state.tasks,
-            # Optimisers that take turns are at the same step, whichever comes first.
+            # Optimizers that take turns are at the same step, whichever comes first.
             max((self.task.steps.get(name, 0) for name in parameters), default=0),
             parameters if trained is None else trained,
             data,

@@ -54,7 +54,7 @@ class Guard(NotACallback):
     r"""Protects what a model has learned while it goes on learning.
 
     After each task, :meth:`consolidate` measures how important every protected weight was, adds that to the total
-    importance Ω and makes the current weights the anchor θ*. From then on, each step of an attached optimiser is
+    importance Ω and makes the current weights the anchor θ*. From then on, each step of an attached optimizer is
     pulled back by the gradient of :math:`c\sum_i\Omega_i(\theta_i-\theta_i^*)^2`. The penalty is never part of the
     loss, so the gradient that measures see is the task's own.
 
@@ -66,7 +66,7 @@ class Guard(NotACallback):
 
     Args:
         model: the network.
-        measure: how importance is measured, a measure or its name in :func:`anchorhold.measures`.
+        measure: how importance is measured, a measure or its name in :func:`~anchorhold.measures.default_measures`.
         strength: the c of the penalty. What is right depends on the measure: search on a grid 1, 2, 5, 10, …; or give
             an exchange rate, or a tolerance. Where none of them is given, a Fisher information has an exchange rate of
             1; other measures have a strength of 1, with a warning once it holds. Also one for each of some patterns of
@@ -284,7 +284,7 @@ class Guard(NotACallback):
         """Return the penalty's value, differentiable: for a log, or for a loss of one's own.
 
         What does not depend on the weights is left out: with a linear term it is 0 at the anchor, and may be negative.
-        Attached optimisers add its gradient by themselves. Whoever adds the penalty to the loss attaches with
+        Attached optimizers add its gradient by themselves. Whoever adds the penalty to the loss attaches with
         ``hold=False``, and gives path measures the task's loss through ``gradients.observe()``. A hold with a
         share ρ is in it with ρ of its loss, beside which the task's own counts 1 − ρ:
         ``(1 - share) * loss + guard.penalty()``.
@@ -321,12 +321,12 @@ class Guard(NotACallback):
     # Watching an optimizer
 
     def attach(self, *optimizers: Optimizer, hold: bool = True) -> None:
-        """Observe, and hold back, every step of these optimisers from now on.
+        """Observe, and hold back, every step of these optimizers from now on.
 
         Args:
-            optimizers: every optimiser that trains protected parameters, or a wrapper of it.
+            optimizers: every optimizer that trains protected parameters, or a wrapper of it.
             hold: whether to add the penalty's gradient before each step, or to pull after it where the guard is
-                implicit; of an optimiser that is attached already, the latest call counts.
+                implicit; of an optimizer that is attached already, the latest call counts.
         """
         self._attachment.attach(optimizers, hold=hold)
         self._attachment.keep_statistics()
@@ -353,7 +353,7 @@ class Guard(NotACallback):
         """Keep some inputs, with what the model says of them now, to see by them how much is lost from now on.
 
         Give others than the model was trained on, or than importance is measured from: of those it loses least. While
-        optimisers are attached, some of them are looked at every few steps, at about a tenth of a step's cost.
+        optimizers are attached, some of them are looked at every few steps, at about a tenth of a step's cost.
 
         Args:
             inputs: batches, as for :meth:`consolidate`, of which labels are not needed; a single batch may be a tensor
@@ -413,7 +413,7 @@ class Guard(NotACallback):
 
         Where there is a tolerance, weights first go back towards the anchor as far as it takes: :meth:`pull_back`.
 
-        With several processes, each of them calls this, with batches of its own. An attached schedule-free optimiser
+        With several processes, each of them calls this, with batches of its own. An attached schedule-free optimizer
         is put into its eval mode meanwhile, so that what is measured and held are the weights that are evaluated.
 
         Args:
@@ -502,7 +502,7 @@ class Guard(NotACallback):
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on exactly: anchor, totals, and the running state of the current task.
 
-        Its tensors are the live ones, as with PyTorch's optimisers, for as long as no parameter is added, frozen or
+        Its tensors are the live ones, as with PyTorch's optimizers, for as long as no parameter is added, frozen or
         consolidated; :meth:`save` writes a file.
         """
         if self._core.task.watched is not None and not can_be_kept(self._core):
@@ -518,19 +518,19 @@ class Guard(NotACallback):
         """Take over a state, after checking that it is whole and of this model and these measures."""
         refresh(self._core)
         core = self._core
-        given = core.state.said_strength if core.state.asked.is_given else None
+        given = core.state.strength_text if core.state.asked.is_given else None
         own = core.state.strength, core.state.driving.strengths, core.state.exchange_rate
         from_state(core, state)
         if state.get("relative_strength") is not None and not core.state.strength and core.state.tolerance is None:
             core.state.strength, core.state.driving.strengths, core.state.exchange_rate = own
-            warn(_RELATIVE.format(relative=state["relative_strength"], own=core.state.said_strength))
+            warn(_RELATIVE.format(relative=state["relative_strength"], own=core.state.strength_text))
         self._attachment.decide_pull()
         made = state.get("made_with")
         core.state.asked = Setting(made or core.state.asked.value, "restored")
-        if given not in (None, core.state.said_strength, made):
-            core.state.asked = Setting(core.state.said_strength, "restored")
+        if given not in (None, core.state.strength_text, made):
+            core.state.asked = Setting(core.state.strength_text, "restored")
             kind = "strength" if core.state.tolerance is None else "tolerance"
-            warn(_OTHER_STRENGTH.format(given=given, then=core.state.said_strength, kind=kind))
+            warn(_OTHER_STRENGTH.format(given=given, then=core.state.strength_text, kind=kind))
         core.state.strength = found_strength(core.state)  # importance of others comes with its T alone
         self._attachment.watcher.measures.observed = Observed()
         self._attachment.keep_statistics()
@@ -552,14 +552,14 @@ class Guard(NotACallback):
             monitor.at_load(str(path))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy takes along: all but the optimisers, whose hooks are not copied with them.
+        """Return what a copy takes along: all but the optimizers, whose hooks are not copied with them.
 
         What a subclass has beside the guard's own goes along too.
         """
         if self._attachment.attached():
             warnings.warn(
                 "A copy of an attached Guard is attached to nothing. Call attach() on the copy, with the "
-                "optimiser that trains its model, before it is to hold anything.",
+                "optimizer that trains its model, before it is to hold anything.",
                 AnchorholdWarning,
                 stacklevel=4,
             )
@@ -586,7 +586,7 @@ def blank_state_dict(guard: Guard, metadata: "Metadata", prefix: str = "guard") 
     Args:
         guard: the one that is to take over the state.
         metadata: what the checkpoint's reader says about it.
-        prefix: the key that :meth:`Guard.state_dict` was saved by; empty where it was saved by itself.
+        prefix: the key that :meth:`~anchorhold.Guard.state_dict` was saved by; empty where it was saved by itself.
     """
     guard.refresh()
     return state_files.blank_state(guard._core, metadata, prefix)  # noqa: SLF001

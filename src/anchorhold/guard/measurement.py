@@ -127,7 +127,7 @@ def _measure_without_data(core: Core) -> dict[str, TaskResult]:
         if needs.path and not core.task.steps:
             if name == core.state.driver:
                 raise OrderError(
-                    f"{name} measures along the training path and has seen no step of an attached optimiser since the "
+                    f"{name} measures along the training path and has seen no step of an attached optimizer since the "
                     "last consolidation. Call attach(optimizer) before training; to protect a model that is already "
                     "trained, use a measure that looks at data, such as Fisher() or MAS()."
                 )

@@ -34,7 +34,7 @@ def describe(core: Core, attached: Sequence[Optimizer], held_back: Owned) -> str
     except ConfigurationError as error:
         held = [f"as it is now, the model cannot be held: {error}"]
     lines = [_what(core, held_back), *_what_a_nat_is(core.state), *held, *_beside(core), *_kept(core.state)]
-    whose = ", ".join(type(optimizer).__name__ for optimizer in attached) or "no optimiser"
+    whose = ", ".join(type(optimizer).__name__ for optimizer in attached) or "no optimizer"
     steps = f"{core.task.most_steps} step{'' if core.task.most_steps == 1 else 's'} of task {core.state.tasks + 1}"
     lines.append(f"attached to {whose}; {steps} seen")
     return "\n  ".join(lines)

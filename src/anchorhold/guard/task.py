@@ -215,7 +215,7 @@ def refuse_unless_same_run(core: Core, asked: Mapping[str, object]) -> None:
         "the protected parameters": {name: tuple(p.shape) for name, p in core.runtime.parameters.items()},
         "the steps of this task": core.task.steps,
         "the strength and the decay": (core.state.strength, core.state.decay),
-        "the strength as it was given": core.state.said_strength,
+        "the strength as it was given": core.state.strength_text,
         "where the hold is centred": (core.options.anchor_kind, core.options.gradient_term),
         "whether the hold is implicit": core.state.implicit.value,
         "the space": core.state.space.value,

@@ -1,8 +1,8 @@
-"""What a hold is: something that pulls a model back to what it has learned, once at every optimiser step.
+"""What a hold is: something that pulls a model back to what it has learned, once at every optimizer step.
 
 A hold may add to the gradient before a step, move the weights after it, or both; it may do so from what the guard
 remembers alone, or by running the model on data of its own. Measures see none of it: their g is the task's gradient and
-their Δ the optimiser's step.
+their Δ the optimizer's step.
 """
 
 import contextlib
@@ -109,7 +109,7 @@ class Hold:
         """Look at the weights before a task's first step."""
 
     def before_step(self, held: Held) -> None:
-        """Look at the weights before a step: once, however often the optimiser evaluates a closure in it."""
+        """Look at the weights before a step: once, however often the optimizer evaluates a closure in it."""
 
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
         """Return what to add to the task's gradient before a step, for the parameters that are pulled."""

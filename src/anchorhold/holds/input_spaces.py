@@ -68,7 +68,6 @@ class HardSpace(InputSpace):
 
     @property
     def free(self) -> int:
-        """How many are not."""
         return self.size - self.closed
 
     def grown(self, a: Tensor, threshold: float) -> "HardSpace":

@@ -132,7 +132,6 @@ class Projection(Hold):
         return found
 
     def told(self) -> str:
-        """Return how much is left to learn in."""
         free = self.free
         least = min(free, key=free.__getitem__, default=None)
         return f"{self.method}" + (
@@ -164,7 +163,6 @@ class Projection(Hold):
         return found
 
     def settings(self) -> dict[str, Any]:
-        """Return all settings."""
         names = ("threshold", "samples", "method", "alpha", "rest", "largest_side")
         return {name: getattr(self, name) for name in names}
 
@@ -323,7 +321,6 @@ class Projection(Hold):
         return {key: space.kept for key, space in self._spaces.items()} | marks
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over spaces, or refuse what is none."""
         spaces = {key: kept for key, kept in state.items() if not key.endswith(_REST)}
         for key, kept in spaces.items():
             square = self.method == "gpm" or kept.shape[:1] == kept.shape[1:]
@@ -344,7 +341,6 @@ class Projection(Hold):
         return self._spaces, self._rest
 
     def roll_back(self, snapshot: Any) -> None:
-        """Take back the end of a task."""
         self._spaces, self._rest = snapshot
         self._layers = None
 

@@ -40,16 +40,16 @@ _prepared: WeakKeyDictionary[Accelerator, list[Guard]] = WeakKeyDictionary()
 
 
 def prepare_guard(accelerator: Accelerator, guard: Guard, *optimizers: Optimizer) -> None:
-    """Attach a guard to prepared optimisers, and keep its state with the accelerator's checkpoints.
+    """Attach a guard to prepared optimizers, and keep its state with the accelerator's checkpoints.
 
     ``accelerator.save_state(folder)`` then writes it beside the model's, and ``load_state(folder)`` reads it: as
     safetensors, where ``register_for_checkpointing`` would write a pickle. Where there are several guards, prepare them
-    in the same order each time. For a new optimiser, call it again with the same guard.
+    in the same order each time. For a new optimizer, call it again with the same guard.
 
     Args:
-        accelerator: the accelerator that prepared the optimisers.
+        accelerator: the accelerator that prepared the optimizers.
         guard: the Guard of the model, as it is or prepared.
-        optimizers: every optimiser that trains protected parameters.
+        optimizers: every optimizer that trains protected parameters.
     """
     join_processes(checked_guard(guard))
     guard.attach(*optimizers)

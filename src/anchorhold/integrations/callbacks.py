@@ -161,7 +161,7 @@ TRAINED = (
 
 
 STATE_NAME = "anchorhold.safetensors"
-"""The file that holds it, beside those of the model and the optimiser."""
+"""The file that holds it, beside those of the model and the optimizer."""
 
 
 def state_file(folder: Path, name: str = STATE_NAME) -> Path:

@@ -63,9 +63,9 @@ except ImportError as error:
 
 
 class AnchorholdCallback(TrainerCallback):
-    """Lets a Guard watch, and hold back, every optimiser step of a Trainer.
+    """Lets a Guard watch, and hold back, every optimizer step of a Trainer.
 
-    It attaches the guard to the optimiser, ends a task at the end of each ``train()``, and adds ``anchorhold/penalty``,
+    It attaches the guard to the optimizer, ends a task at the end of each ``train()``, and adds ``anchorhold/penalty``,
     ``anchorhold/importance_mean`` and the like to the Trainer's logs. The guard's state, and that of ``task_free``, is
     written into each of the Trainer's checkpoints, and read again when training resumes from one, or ends with the best
     of them.
@@ -84,7 +84,7 @@ class AnchorholdCallback(TrainerCallback):
             ``EarlyStoppingCallback`` that goes by it has to come after this one.
         share: of the way from the anchor to where training has ended, that weights keep when it ends, as by
             :meth:`anchorhold.Guard.average`. In a first task, which has no anchor, they keep all.
-        task_free: consolidates by itself on the way, as it is told of every optimiser step: a
+        task_free: consolidates by itself on the way, as it is told of every optimizer step: a
             :class:`anchorhold.TaskFree` of the same guard, or a function that makes one from the guard. The model has
             to return its loss, as it does when it is given ``labels``.
     """
@@ -263,7 +263,7 @@ class AnchorholdCallback(TrainerCallback):
         guard.load_state_dict(found)
         if self.task_free is not None:
             resume_task_free(self.task_free, found)
-        guard.detach()  # what the optimiser remembers is of the last step, not of these weights
+        guard.detach()  # what the optimizer remembers is of the last step, not of these weights
 
 
 class ProtectCallback(AnchorholdCallback):

@@ -13,7 +13,7 @@ _COUNT = "num_items_in_batch"
 
 
 class SeenSteps:
-    """The calls of a model in training between two optimiser steps.
+    """The calls of a model in training between two optimizer steps.
 
     Args:
         model: as the Trainer trains it; wrappers around it call it.

@@ -51,9 +51,9 @@ except ImportError:
 
 
 class AnchorholdCallback(Callback):
-    """Lets a Guard watch, and hold back, every optimiser step of a Lightning Trainer.
+    """Lets a Guard watch, and hold back, every optimizer step of a Lightning Trainer.
 
-    It attaches the guard to those of the module's optimisers that train protected parameters, ends a task at the end
+    It attaches the guard to those of the module's optimizers that train protected parameters, ends a task at the end
     of each fit, logs ``anchorhold/penalty``, ``anchorhold/importance_mean`` and the like, and keeps the guard's state
     in Lightning's checkpoints.
 
@@ -161,7 +161,7 @@ class AnchorholdCallback(Callback):
             warn(_NO_TRAINING.format(epoch=trainer.current_epoch, most=trainer.max_epochs, step=trainer.global_step))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach the fit's optimisers, which are new for every fit."""
+        """Attach the fit's optimizers, which are new for every fit."""
         self._idle = False
         guard = self._source.made_from(pl_module)
         if self._restored is not None:
@@ -184,7 +184,7 @@ class AnchorholdCallback(Callback):
                 guard.attach(*trainer.optimizers)  # what is wrong with them is the guard's to tell
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Attach optimisers that are given what the guard protects only now, as ``BackboneFinetuning`` does."""
+        """Attach optimizers that are given what the guard protects only now, as ``BackboneFinetuning`` does."""
         if self._waits:
             self._waits = not self._attach(trainer)
         if self._to_rehearse and not self._waits:
@@ -281,7 +281,7 @@ class AnchorholdCallback(Callback):
             self._restored = state_dict
 
     def _attach(self, trainer: Trainer) -> bool:
-        """Attach the optimisers that train what the guard protects, if there are any."""
+        """Attach the optimizers that train what the guard protects, if there are any."""
         owning = [optimizer for optimizer in trainer.optimizers if may_attach(self.guard, optimizer)]
         if owning:
             self.guard.attach(*owning)

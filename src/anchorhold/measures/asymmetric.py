@@ -78,12 +78,10 @@ class AsymmetricSI(PathMeasure):
 
     @property
     def name(self) -> str:
-        """What its authors call it."""
         return "ALASSO"
 
     @property
     def needs(self) -> Needs:
-        """The step's own gradient, and the step."""
         return Needs(gradient=True, step=True)
 
     @property

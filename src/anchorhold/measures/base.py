@@ -4,7 +4,7 @@ A measure is a frozen dataclass that holds settings and no state; whoever uses i
 :class:`Needs`, which running states it has and how the importances of several tasks become one total, and it is
 *finished* at the end of a task, over all parameters at once. Three classes have the usual cases:
 
-- a :class:`PathMeasure` watches every optimiser step: ``update_`` at each, ``importance`` at the end;
+- a :class:`PathMeasure` watches every optimizer step: ``update_`` at each, ``importance`` at the end;
 - a :class:`SampleMeasure` looks at data after training: a score, and φ of its gradients;
 - a :class:`WeightMeasure` looks at the weights: ``importance``.
 """
@@ -165,7 +165,7 @@ class Measure(ABC):
 
 
 class PathMeasure(Measure):
-    """A measure that is taken along the training path, one optimiser step after another."""
+    """A measure that is taken along the training path, one optimizer step after another."""
 
     @property
     @abstractmethod
@@ -247,7 +247,6 @@ class SampleMeasure(Measure):
 
     @property
     def needs(self) -> Needs:
-        """Samples."""
         return Needs(data=True)
 
     @property

@@ -43,7 +43,6 @@ class PathIntegral(PathMeasure):
 
     @property
     def clamps_total(self) -> bool:
-        """Whether the total is clamped rather than each task."""
         return self.clamp == "total"
 
     def update_(self, states: States, seen: Seen) -> None:
@@ -76,7 +75,6 @@ class SI(PathIntegral):
 
     @property
     def needs(self) -> Needs:
-        """The step's own gradient, and the step."""
         return Needs(gradient=True, step=True)
 
     def integrand(self, seen: Seen) -> Tensor:
@@ -97,7 +95,6 @@ class SIU(PathIntegral):
 
     @property
     def needs(self) -> Needs:
-        """A second gradient, and the step."""
         return Needs(independent=True, step=True)
 
     def integrand(self, seen: Seen) -> Tensor:
@@ -119,7 +116,6 @@ class SIB(PathIntegral):
 
     @property
     def needs(self) -> Needs:
-        """Both gradients, and the step."""
         return Needs(gradient=True, independent=True, step=True)
 
     def integrand(self, seen: Seen) -> Tensor:

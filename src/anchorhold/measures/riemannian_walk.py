@@ -71,7 +71,6 @@ class RWalk(PathMeasure):
 
     @property
     def total(self) -> Literal["add", "replace", "average"]:
-        """A new one each time."""
         return "replace"
 
     def wants_squares(self, number: int) -> bool:

@@ -59,22 +59,18 @@ class LikelihoodMeasure(SampleMeasure):
 
     @property
     def score(self) -> Score:
-        """The log-likelihood of labels."""
         return LogLikelihood(self.labels, self.positions, self.draws, self.likelihood, self.class_dim, self.per)
 
     @property
     def total(self) -> Literal["add", "replace", "average"]:
-        """The sum of tasks, or their mean."""
         return "average" if self.average else "add"
 
     @property
     def sample_limit(self) -> int | None:
-        """How many samples to use."""
         return self.samples
 
     @property
     def draw_seed(self) -> int | None:
-        """The seed, where labels are drawn."""
         return self.seed if self.labels == "sampled" else None
 
 
@@ -108,7 +104,6 @@ class Fisher(LikelihoodMeasure):
 
     @property
     def phi(self) -> Phi:
-        """The square."""
         return SQUARE
 
     @property
@@ -154,12 +149,10 @@ class AbsoluteFisher(LikelihoodMeasure):
 
     @property
     def name(self) -> str:
-        """AF."""
         return "AF"
 
     @property
     def phi(self) -> Phi:
-        """The absolute value."""
         return ABSOLUTE
 
 
@@ -211,22 +204,18 @@ class MAS(SampleMeasure):
 
     @property
     def score(self) -> Score:
-        """The squared norm of the output."""
         return OutputNorm(self.output, self.dominant, self.positions, self.likelihood, self.class_dim, self.per)
 
     @property
     def phi(self) -> Phi:
-        """The absolute value."""
         return ABSOLUTE
 
     @property
     def total(self) -> Literal["add", "replace", "average"]:
-        """The sum of tasks, or their mean."""
         return "average" if self.average else "add"
 
     @property
     def sample_limit(self) -> int | None:
-        """How many samples to use."""
         return self.samples
 
 

@@ -237,7 +237,6 @@ class PosteriorPrecision(SecondMoment):
 
     @property
     def name(self) -> str:
-        """One of the two forms, in the list's spelling."""
         return "posterior-scaled" if self.scaled else "posterior"
 
     @property

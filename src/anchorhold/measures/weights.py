@@ -27,7 +27,6 @@ class L2(WeightMeasure):
 
     @property
     def name(self) -> str:
-        """L2 or L2-growing."""
         return "L2-growing" if self.growing else "L2"
 
     @property
@@ -36,7 +35,6 @@ class L2(WeightMeasure):
         return "add" if self.growing else "replace"
 
     def importance(self, parameter: Tensor) -> Tensor:
-        """Return ones."""
         return torch.ones_like(parameter)
 
 
@@ -48,7 +46,6 @@ class Magnitude(WeightMeasure):
 
     @property
     def name(self) -> str:
-        """Magnitude, in the list's spelling."""
         return "magnitude"
 
     def importance(self, parameter: Tensor) -> Tensor:
@@ -64,9 +61,7 @@ class FineTune(WeightMeasure):
 
     @property
     def name(self) -> str:
-        """Fine-tuning, in the list's spelling."""
         return "fine-tune"
 
     def importance(self, parameter: Tensor) -> Tensor:
-        """Return zeros."""
         return torch.zeros_like(parameter)

@@ -16,7 +16,7 @@ from anchorhold.merging import tensor_files
 from anchorhold.merging.common_names import CommonNames
 from anchorhold.merging.given_forms import GivenForm, ModelForm, given_forms, groups, traces
 from anchorhold.merging.given_models import Adapted, GivenModel, InFiles, InMemory, Model, given_model
-from anchorhold.merging.lora_files import lone_factors, said_of
+from anchorhold.merging.lora_files import lone_factors, lone_factors_warning
 from anchorhold.merging.normal_equations import Pull, solved
 from anchorhold.merging.shares import Share, all_shares
 from anchorhold.merging.tensor_files import Described
@@ -127,14 +127,14 @@ class Merging:
         self._warned: set[str] = set()
         self._tell_types()
         if alone := lone_factors(self._common.names, [partial(self._read, model) for model in self.models]):
-            warn(said_of(alone))
+            warn(lone_factors_warning(alone))
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """By what models are merged, in a few words."""
         if not any(self.forms):
             return "the average"
-        return ", ".join("no form" if form is None else form.said for form in self.forms)
+        return ", ".join("no form" if form is None else form.description for form in self.forms)
 
     # What is given
 

@@ -35,7 +35,7 @@ class ModelForm(ABC):
     blocks: dict[str, tuple[str, ...]]
     """The parameters of every block, by its name."""
 
-    said: str
+    description: str
     """What it is, in a few words."""
 
     @abstractmethod
@@ -54,15 +54,13 @@ class InMemoryForm(ModelForm):
         self.label = label
         self._matrices = {name: _only(matrix) for name, matrix in matrices.items()}
         self._anchor = anchor or {}
-        self.said = " and ".join(sorted({matrix.description for matrix in self._matrices.values()}))
+        self.description = " and ".join(sorted({matrix.description for matrix in self._matrices.values()}))
         self.blocks = {name: matrix.block.parameters for name, matrix in self._matrices.items()}
 
     def matrix(self, block: str) -> Matrix:
-        """Return it."""
         return self._matrices[block]
 
     def anchor(self, name: str) -> Tensor | None:
-        """Return the guard's, where it was a guard."""
         return self._anchor.get(name)
 
 
@@ -87,7 +85,7 @@ class GuardFile(ModelForm):
         settings: dict[str, Any] = dict(state.get("form", {"name": "diagonal"}))
         self._form = form(settings.pop("name"), **settings)
         regmean = isinstance(self._form, Kronecker) and self._form.outputs == "identity"
-        self.said = f"{self._form.name} form{' (RegMean)' if regmean else ''} of {state['driver']}"
+        self.description = f"{self._form.name} form{' (RegMean)' if regmean else ''} of {state['driver']}"
         start = f"total/{state['driver']}/"
         self._parts: dict[str, dict[str, str]] = {}
         for key in kept:
@@ -100,14 +98,12 @@ class GuardFile(ModelForm):
         self.blocks = {name: block.parameters for name, block in self._blocks.items()}
 
     def matrix(self, block: str) -> Matrix:
-        """Read Q of a block."""
         tensors = {part: tensor_files.read(self._path, key) for part, key in self._parts[block].items()}
         if tensors.keys() == {""}:
             return DiagonalMatrix(block, tensors[""])
         return _only(self._form.restore(self._blocks[block], tensors, {}))
 
     def anchor(self, name: str) -> Tensor | None:
-        """Read the weights that the guard held its model to."""
         return tensor_files.read(self._path, f"anchor/{name}") if name in self._shapes else None
 
     def _block(self, name: str) -> Block:

@@ -67,7 +67,6 @@ class InMemory(GivenModel):
         self.tensors = {name: Described(tuple(t.shape), t.dtype) for name, t in self._own.items()}
 
     def read(self, name: str) -> Tensor:
-        """Return the tensor itself."""
         return self._own[name]
 
     def tied(self) -> dict[str, str]:
@@ -82,7 +81,6 @@ class InMemory(GivenModel):
         return found
 
     def beside(self) -> dict[str, Any]:
-        """Return the state dict's entries that are no tensors."""
         return self._beside
 
 
@@ -107,7 +105,6 @@ class InFiles(GivenModel):
         self.text = tensor_files.metadata(next(iter(known))) if known else {}
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor of a file."""
         return tensor_files.read(self.files[name], name)
 
 
@@ -131,7 +128,6 @@ class Adapted(GivenModel):
         return {name: other for name, other in self.base.tied().items() if changed.isdisjoint((name, other))}
 
     def beside(self) -> dict[str, Any]:
-        """Return what the base has beside tensors."""
         return self.base.beside()
 
 

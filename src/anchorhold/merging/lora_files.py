@@ -260,7 +260,7 @@ def lone_factors(names: Sequence[str], read: Sequence[Callable[[str], Tensor]]) 
     return found
 
 
-def said_of(pairs: Sequence[tuple[str, str]]) -> str:
+def lone_factors_warning(pairs: Sequence[tuple[str, str]]) -> str:
     """Say what becomes of such factors, and what to do."""
     (a, b), more = pairs[0], len(pairs) - 1
     others = f" and {more} other pair{'s' if more > 1 else ''}" if more else ""

@@ -55,7 +55,7 @@ _TIGHTENED = (
     "asked for. If too little of the new is learned, {weaker}."
 )
 _NEVER_ATTACHED = (
-    "this guard was never attached to an optimiser, so that no step was held, unless guard.penalty() was part of the "
+    "this guard was never attached to an optimizer, so that no step was held, unless guard.penalty() was part of the "
     "loss. Call guard.attach(optimizer) before training."
 )
 _ROTATED = 'form="rotated", which on digits learned more for the same loss than a diagonal at any strength or start'

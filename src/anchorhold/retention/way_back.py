@@ -58,7 +58,7 @@ class PulledBack:
     is_unproven: bool = False
     """Whether the worst kept set came from a file, so that it may have been kept with another model."""
     never_attached: bool = False
-    """Whether the guard was attached to no optimiser, so that it has held no step."""
+    """Whether the guard was attached to no optimizer, so that it has held no step."""
 
     @property
     def was_touched(self) -> bool:

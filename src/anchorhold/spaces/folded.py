@@ -256,11 +256,9 @@ class Folded(Space):
             self.noted[norm] = now
 
     def stepped(self) -> None:
-        """Note that the optimizer has moved scales and shifts."""
         self.noted = {norm: noted._replace(versions=_versions(norm)) for norm, noted in self.noted.items()}
 
     def resume(self, before: Space) -> None:
-        """Take over the statistics at the last step."""
         self.noted = before.noted if isinstance(before, Folded) else {}
 
     def check_way_back(self, call: str) -> None:

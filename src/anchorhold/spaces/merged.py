@@ -90,7 +90,6 @@ class Merged(Space):
             yield called
 
     def holds(self, changes: Mapping[str, Change]) -> Sequence[MergedWeights]:
-        """Return the quadratic hold of merged weights."""
         return [MergedWeights(self.adapters, self._own_blocks, changes)]
 
     @torch.no_grad()
@@ -166,7 +165,6 @@ class Merged(Space):
         self.blocks(form, self.measured(parameters))
 
     def without_layers(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-        """Return parameters without the weights that adapters change."""
         layers = trained_layers(self.model, self.adapters)
         return {name: parameter for name, parameter in parameters.items() if name not in layers}
 

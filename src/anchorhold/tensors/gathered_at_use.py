@@ -142,6 +142,6 @@ def _refuse_to_write(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         if any(isinstance(leaf, GatheredAtUse) for leaf in tree_leaves(given)):
             raise ModelError(
                 f"The model's forward pass writes to one of its parameters (by {func}), of which a process has a part "
-                "alone while layers are gathered one at a time. Write to parameters after the optimiser's step "
+                "alone while layers are gathered one at a time. Write to parameters after the optimizer's step "
                 "instead, or give Guard(..., options=GuardOptions(gather='model'))."
             )

@@ -110,7 +110,6 @@ class MeanFieldLinear(MeanField, nn.Linear):  # type: ignore[misc]  # torch says
     LAYER = nn.Linear
 
     def mapped(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the product."""
         return F.linear(input, weight, bias)
 
 

@@ -227,7 +227,7 @@ def test_once_tasks_have_converged_under_the_hold_the_last_solution_stands_for_a
 
 @FORMS_TRIED
 @pytest.mark.parametrize("hold", [True, False])
-def test_an_optimiser_of_closures_finds_the_joint_solution(form, hold):
+def test_an_optimizer_of_closures_finds_the_joint_solution(form, hold):
     """Which wants the value too; held by the guard, or with the penalty in the loss."""
     model = regression()
     guard = guard_of(model, form, gradient_term=True)

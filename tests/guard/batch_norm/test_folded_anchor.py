@@ -165,7 +165,7 @@ def test_a_step_is_pulled_by_it_whoever_moves_the_rest(form, centre, whose, clos
 
 @pytest.mark.filterwarnings("ignore:Frozen until the last task")
 def test_a_scale_that_thaws_is_pulled_by_all_that_its_map_is_held_with():
-    """It is in no block itself, and its map is in one with layers that another optimiser moves."""
+    """It is in no block itself, and its map is in one with layers that another optimizer moves."""
     network = dense(), *NETWORKS["dense"][1:]
     model = network[0].eval()
     model[1].weight.requires_grad_(False)

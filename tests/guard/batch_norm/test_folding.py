@@ -233,7 +233,7 @@ def test_scales_are_left_alone_where_nothing_is_held_or_they_are_not_trained(opt
     assert torch.equal(model[1].weight, before)
 
 
-def test_the_gradient_is_brought_back_at_the_optimisers_loss_scale():
+def test_the_gradient_is_brought_back_at_the_optimizers_loss_scale():
     def stepped(scale):
         model = dense()
         guard = consolidated(model, batch_norm="fold", strength=2.0)

@@ -37,7 +37,7 @@ def test_a_guard_in_a_few_lines():
     assert "moved since by" in str(guard)
 
 
-def test_new_classes_and_optimisers_that_pass_by_are_told():
+def test_new_classes_and_optimizers_that_pass_by_are_told():
     model, guard, optimizer, x, y = started()
     with pytest.warns(anchorhold.AnchorholdWarning, match="are all new"):
         train(model, optimizer, x, y + 3, LOOKED_AT)

@@ -22,7 +22,7 @@ def after_a_task(model, **options):
 
 
 def go_on(model, guard, steps=2):
-    """Train it as another task begins: with an optimiser of its own."""
+    """Train it as another task begins: with an optimizer of its own."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     guard.attach(optimizer)
     train(model, optimizer, steps)

@@ -1,4 +1,4 @@
-"""Weights that a pull throws ever farther past their anchor are told of, with optimisers that nothing is known of."""
+"""Weights that a pull throws ever farther past their anchor are told of, with optimizers that nothing is known of."""
 
 import re
 
@@ -101,7 +101,7 @@ def test_nor_are_weights_that_were_small_where_they_are_held(kind):
     assert times(guard) > 1000
 
 
-def test_two_optimisers_are_looked_at_each_by_itself():
+def test_two_optimizers_are_looked_at_each_by_itself():
     model = net()
     guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=3e3)
     guard.consolidate([batch(9)])

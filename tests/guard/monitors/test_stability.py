@@ -94,7 +94,7 @@ def test_weight_decay_counts():
         trained(9.9, lr=0.1, weight_decay=0.5)
 
 
-def test_optimisers_without_such_a_bound_are_not_told():
+def test_optimizers_without_such_a_bound_are_not_told():
     trained(1e6, torch.optim.Adam, lr=0.1)
 
 

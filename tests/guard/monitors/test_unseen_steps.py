@@ -14,7 +14,7 @@ from tests import helpers
 from tests.guard.helpers import batch, loss, net, train, weights
 from tests.guard.sam import SAM
 
-IN_BACKWARD = "move from one backward pass to the next, and no step of an attached optimiser has moved them"
+IN_BACKWARD = "move from one backward pass to the next, and no step of an attached optimizer has moved them"
 
 
 def guarded(model, strength=1.0, measure=None):
@@ -32,7 +32,7 @@ def lomo_weights(strength):
     return weights(model)
 
 
-def test_an_optimiser_that_steps_within_backward_is_told():
+def test_an_optimizer_that_steps_within_backward_is_told():
     with pytest.warns(anchorhold.AnchorholdWarning, match=IN_BACKWARD):
         held = lomo_weights(1e6)
     with pytest.warns(anchorhold.AnchorholdWarning, match=IN_BACKWARD):
@@ -40,7 +40,7 @@ def test_an_optimiser_that_steps_within_backward_is_told():
     assert all(torch.equal(held[name], free[name]) for name in free)  # which is why
 
 
-def test_optimisers_of_single_parameters_that_step_within_backward_are_seen_where_all_are_attached():
+def test_optimizers_of_single_parameters_that_step_within_backward_are_seen_where_all_are_attached():
     def ended(within_backward):
         model = net()
         guard = guarded(model, strength=50.0)
@@ -68,7 +68,7 @@ def test_optimisers_of_single_parameters_that_step_within_backward_are_seen_wher
 
 
 def as_zero_has_them(model, optimizer):
-    """Do to an optimiser what DeepSpeed's ZeRO 1 does to one that it is given: a flat copy in place of parameters."""
+    """Do to an optimizer what DeepSpeed's ZeRO 1 does to one that it is given: a flat copy in place of parameters."""
     parameters = list(model.parameters())
     flat = torch.cat([p.detach().flatten() for p in parameters]).requires_grad_()
     for parameter in parameters:
@@ -189,7 +189,7 @@ def test_a_step_that_raised_is_over():
         train(model, torch.optim.AdamW(model.parameters()))
 
 
-def test_an_optimiser_of_several_that_are_attached_is_not_told_of():
+def test_an_optimizer_of_several_that_are_attached_is_not_told_of():
     class Both(torch.optim.Optimizer):
         def __init__(self, *parts):
             super().__init__([p for part in parts for group in part.param_groups for p in group["params"]], {})
@@ -206,7 +206,7 @@ def test_an_optimiser_of_several_that_are_attached_is_not_told_of():
     train(model, Both(*parts))
 
 
-def test_an_optimiser_that_was_never_attached_is_told_once():
+def test_an_optimizer_that_was_never_attached_is_told_once():
     model = net()
     guard = guarded(model)
     guard.attach(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -220,7 +220,7 @@ def test_a_guard_that_was_never_attached_is_told_of():
     model = net()
     guard = guarded(model)
     with pytest.warns(
-        anchorhold.AnchorholdWarning, match="the guard that has consolidated them is attached to no optimiser"
+        anchorhold.AnchorholdWarning, match="the guard that has consolidated them is attached to no optimizer"
     ):
         train(model, torch.optim.AdamW(model.parameters()))
     assert guard.tasks == 1
@@ -231,7 +231,7 @@ def test_one_that_was_loaded_and_never_attached_is_told_of(tmp_path):
     model = net()
     again = anchorhold.Guard(model, anchorhold.Fisher())
     again.load(tmp_path / "guard")
-    with pytest.warns(anchorhold.AnchorholdWarning, match="attached to no optimiser"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="attached to no optimizer"):
         train(model, torch.optim.AdamW(model.parameters()))
 
 
@@ -249,7 +249,7 @@ def test_a_closure_that_raises_ends_the_step():
         train(model, torch.optim.AdamW(model.parameters()))
 
 
-def test_one_whose_penalty_is_part_of_the_loss_needs_no_optimiser():
+def test_one_whose_penalty_is_part_of_the_loss_needs_no_optimizer():
     model = net()
     guard = guarded(model)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -332,7 +332,7 @@ def sam_in_two_steps(model, optimizer, steps=3):
         optimizer.second_step()
 
 
-def test_a_copy_of_model_and_optimiser_is_told():
+def test_a_copy_of_model_and_optimizer_is_told():
     model = net()
     guard = guarded(model)
     optimizer = torch.optim.Adam(model.parameters())

@@ -465,7 +465,7 @@ def test_tokens_of_one_large_batch_are_looked_at_as_often_as_those_of_small_ones
     assert [point.step for point in guard.control.trace] == [0, 8, 16]
 
 
-def test_several_optimisers_that_take_turns_look_once():
+def test_several_optimizers_that_take_turns_look_once():
     model = net()
     guard = guarded(model)
     optimizers = [torch.optim.Adam(part.parameters(), 0.01) for part in (model[0], model[2])]
@@ -493,7 +493,7 @@ def test_a_measure_without_importance_has_no_strength_to_follow():
 
 
 @pytest.mark.filterwarnings("ignore:.*the largest that this SGD bears")
-def test_with_several_optimisers_the_strength_is_what_all_of_them_bear():
+def test_with_several_optimizers_the_strength_is_what_all_of_them_bear():
     model = net()
     guard = guarded(model, tolerance=Tolerance(1e-6, every=1))
     first, second = torch.optim.Adam(model[0].parameters(), lr=1e-2), torch.optim.SGD(model[2].parameters(), lr=1.0)
@@ -509,7 +509,7 @@ def test_with_several_optimisers_the_strength_is_what_all_of_them_bear():
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
-def test_the_bound_of_an_earlier_tasks_optimiser_does_not_count():
+def test_the_bound_of_an_earlier_tasks_optimizer_does_not_count():
     model = net()
     guard = guarded(model, tolerance=Tolerance(1e-6, every=1), implicit=False)
     ends = []
@@ -626,7 +626,7 @@ def test_a_step_with_a_closure_is_looked_at_once():
 
 
 def after_a_task():
-    """Return a model, its guard and its optimiser when a second task has ended, which uses the tolerance up."""
+    """Return a model, its guard and its optimizer when a second task has ended, which uses the tolerance up."""
     model = net()
     guard = guarded(model)
     optimizer = adam(model)

@@ -157,9 +157,9 @@ def test_it_keeps_what_fine_tuning_loses():
     assert left["A-GEM",] > left[()] + 0.05
 
 
-def test_several_optimisers_are_told_of():
+def test_several_optimizers_are_told_of():
     model = network()
     guard = anchorhold.Guard(model, "fine-tune", strength=0.0, holds=[AveragedGradient(Ring(2))], from_scratch=True)
     first, second = (torch.optim.SGD(layer.parameters(), lr=RATE) for layer in (model[0], model[2]))
-    with pytest.warns(anchorhold.AnchorholdWarning, match="'A-GEM' with 2 optimisers"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="'A-GEM' with 2 optimizers"):
         guard.attach(first, second)

@@ -1,4 +1,4 @@
-"""Holds with batches of their own in loops as they are: mixed precision, closures, several optimisers, copies."""
+"""Holds with batches of their own in loops as they are: mixed precision, closures, several optimizers, copies."""
 
 import copy
 import pickle
@@ -182,7 +182,7 @@ def test_sam_climbs_by_the_task_and_steps_by_the_mixed_loss():
     torch.testing.assert_close(flat(model), expected, rtol=0, atol=1e-10)
 
 
-def test_optimisers_that_take_turns_get_the_same_old_batch():
+def test_optimizers_that_take_turns_get_the_same_old_batch():
     model = network()
     drawn = []
     hold = Replay(Reservoir(20), share=0.5, size=4, loss=lambda out, y: drawn.append(y) or F.cross_entropy(out, y))

@@ -238,7 +238,7 @@ def test_training_is_the_same_with_and_without_it():
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
-def test_steps_without_an_optimiser():
+def test_steps_without_an_optimizer():
     training = Training(network())
     allocation = LossChangeAllocation(training.model, training.full_loss)
     allocation.begin()
@@ -331,7 +331,7 @@ def test_what_is_refused():
     for given, message in ((other, "trains none of the model's"), ("Adam", "was given a str")):
         with pytest.raises(OptimizerError, match=message), allocation.along(given):
             pass
-    with pytest.raises(OptimizerError, match="no optimiser"), allocation.along():
+    with pytest.raises(OptimizerError, match="no optimizer"), allocation.along():
         pass
     with pytest.warns(AnchorholdWarning, match="No step was seen"), allocation.along(training.optimizer):
         pass

@@ -276,4 +276,7 @@ def test_a_result_is_written_as_it_always_was_but_for_its_checksum(store):
     assert len(values.pop("checksum")) == 16
     assert values == json.loads(json.dumps(result_of(small_spec(), 0.5).to_dict()))
     fields = {field.name for field in dataclasses.fields(result_of(small_spec(), 0.5))}
-    assert fields - set(values) == {"retention"}  # which came later, and is left out where there is none
+    assert fields - set(values) == {
+        "retention",
+        "strength_record",
+    }  # which came later, and are left out where there are none

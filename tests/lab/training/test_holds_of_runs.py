@@ -140,7 +140,7 @@ def test_a_way_of_calling_that_was_given_is_kept():
 
 
 def test_a_replayed_step_is_the_mean_of_old_and_new():
-    """What the optimiser gets is (1 − ρ)g + ρg_old, the latter through the old task's head."""
+    """What the optimizer gets is (1 − ρ)g + ρg_old, the latter through the old task's head."""
     run = make_run("replay", dropout=False)
     list(run.learn_task())
     learner = run.learner

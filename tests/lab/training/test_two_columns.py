@@ -140,7 +140,7 @@ def test_the_rate_decays_over_each_phase():
     for _ in range(12):
         take_steps(run, 1)
         rates.append(run.optimizer.param_groups[0]["lr"])
-    # The optimiser that is told of here after the sixth step is the next phase's, at the full rate.
+    # The optimizer that is told of here after the sixth step is the next phase's, at the full rate.
     falling = [0.05 * 0.01 ** (i / 5) for i in range(6)]
     assert rates == pytest.approx([*falling[:5], 0.05, *falling])
 

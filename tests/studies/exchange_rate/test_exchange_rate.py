@@ -1,6 +1,7 @@
 """The unit of an exchange rate, what a ladder costs at κ = 1, and rows and page of the study."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,9 @@ import anchorhold
 from benchmarks.language import lines
 from benchmarks.language.corpus import Corpus, write
 from benchmarks.language.gpt import GPT
-from studies.exchange_rate import report, settings, texts
+from studies.exchange_rate import outcomes, rates, report, settings, texts
 from studies.exchange_rate.__main__ import main
-from studies.exchange_rate.report import Tried
+from studies.exchange_rate.outcomes import Setting, Tried
 from studies.exchange_rate.settings import GRID, Base, Ladder, Run, ladders
 from studies.exchange_rate.training import Learner, climb, cost, learn_old
 from studies.pretrained.recipes import strength_of
@@ -111,7 +112,9 @@ def test_a_rehearsal_runs_everything_once_and_makes_a_page(rows, tmp_path):
     packed = report.pack([rows, rows], tmp_path / "rows.jsonl.zst")
     assert sorted(line["run"] for line in read(packed)) == sorted(runs)
     page = report.text(read(packed), [])
-    assert page.count("| GPT rehearsal, ") == 2 * 2 * 2 * 3  # two tables, two pairs, two ways, three forms
+    assert page.count("| GPT rehearsal, ") == 2 * 2 * (
+        2 * 3 + 1
+    )  # two pairs, two ways; two tables of three forms, a row of the third
 
 
 def test_a_row_says_what_it_is_of(rows):
@@ -146,7 +149,7 @@ def tried(kappa, gained, lost):
 
 def test_ratios_are_those_of_the_definition():
     ladder = [tried(0.1, 1.0, 0.5), tried(1.0, 0.9, 0.3), tried(10.0, 0.7, 0.05)]
-    found = report.ratios(ladder, least_new=1.95)
+    found = outcomes.ratios(ladder, least_new=1.95)
     # Costs are 2.5, 2.4 and 2.35; the least loss of the new text is 1.95.
     assert found.best == 10.0
     assert found.objective == pytest.approx(2.4 / 2.35)
@@ -155,20 +158,63 @@ def test_ratios_are_those_of_the_definition():
     # Between the neighbours, at a gain of 0.9, 0.35 is lost; and where 0.3 is lost, 5/9 of the way, 0.8667 gained.
     assert found.same_gain == pytest.approx(0.3 / 0.35)
     assert found.same_loss == pytest.approx((0.7 + 0.3 * 0.25 / 0.45) / 0.9)
-    assert report.ratios(ladder[::2], 1.95) is None
-    assert report.ratios(ladder[1:2], 1.95) is None
+    assert outcomes.ratios(ladder[::2], 1.95) is None
+    assert outcomes.ratios(ladder[1:2], 1.95) is None
 
 
 def test_a_gain_that_no_other_strength_reaches_is_not_compared():
-    assert report.ratios([tried(1.0, 0.9, 0.3), tried(10.0, 0.7, 0.05)], 2.0).same_gain is None
+    assert outcomes.ratios([tried(1.0, 0.9, 0.3), tried(10.0, 0.7, 0.05)], 2.0).same_gain is None
 
 
 def test_nothing_is_paid_where_the_old_text_gains():
     ladder = [tried(1.0, 0.9, -0.1), tried(10.0, 0.7, -0.2)]
-    found = report.ratios(ladder, 2.1)
+    found = outcomes.ratios(ladder, 2.1)
     assert found.excess is None and found.objective == pytest.approx(1.0)
-    setting = report.Setting("", (tuple(ladder),), (2.1,))
+    setting = Setting("", (tuple(ladder),), (2.1,))
     assert setting.excess is None and setting.objective == pytest.approx(1.0)
+
+
+LADDER = (tried(0.1, 1.0, 0.5), replace(tried(1.0, 0.9, 0.3), predicted=0.03), tried(10.0, 0.7, 0.05))
+"""Objectives are 2.5, 2.4 and 2.35, and the KL at 1 is ten times the predicted one."""
+
+
+def test_each_exchange_rate_has_a_ratio_of_its_own():
+    setting = Setting("", (LADDER, LADDER[1:]), (1.95, 1.95))
+    assert setting.at(0.1) == pytest.approx((2.5 / 2.35, 0.55 / 0.40))  # of the one seed that tried it
+    assert setting.at(10.0) == pytest.approx((1.0, 1.0)) and setting.at(3.0) is None
+    assert setting.at(1.0) == pytest.approx((setting.objective, setting.excess))
+    assert setting.best == pytest.approx(10.0) and setting.too_little == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(("power", "cost_there"), [(0.0, 2.4), (0.5, 2.375), (1.0, 2.35), (3.0, 2.35), (-0.5, 2.45)])
+def test_a_correction_lies_on_a_line_over_the_logarithm_and_ends_with_the_ladder(power, cost_there):
+    found = Setting("", (LADDER,), (1.95,)).corrected(power)
+    assert found == pytest.approx((cost_there / 2.35, (cost_there - 1.95) / 0.40))
+
+
+def test_a_choice_is_judged_by_the_networks_that_it_was_not_made_on():
+    names = ("a | LoRA | diagonal", "b | LoRA | diagonal", "c | LoRA | diagonal")
+    small = [Setting(name, (), ()) for name in names]
+    bad = {names[0]: {1.0: 1.0, 3.0: 1.1}, names[1]: {1.0: 1.3, 3.0: 1.0}, names[2]: {1.0: 1.2, 3.0: 1.0}}
+    chosen, found = rates.left_out(small, (1.0, 3.0), lambda setting, kappa: bad[setting.name][kappa])
+    assert chosen == {"a": 3.0, "b": 3.0, "c": 3.0} and found == [1.1, 1.0, 1.0]
+    chosen, found = rates.left_out(small[:2], (1.0, 3.0), lambda setting, kappa: bad[setting.name][kappa])
+    assert chosen == {"a": 3.0, "b": 1.0} and found == [1.1, 1.3]
+    assert rates.left_out(small[:1], (1.0,), lambda setting, kappa: 1.0) is None
+
+
+def test_a_judge_weighs_what_is_lost():
+    ladder = [Tried(kappa, 2.0 + 0.01 * kappa, 0.0, 1.0 / (1.0 + kappa), 1.0, 1.0) for kappa in GRID]
+    for weight in rates.WEIGHTS:
+        objectives = {kappa: 2.0 + 0.01 * kappa + weight / (1.0 + kappa) for kappa in GRID}
+        judged = rates.Judged([ladder], weight, "lost")
+        assert judged.best == pytest.approx(min(objectives, key=objectives.__getitem__))
+        assert judged.at[1.0] == pytest.approx(objectives[1.0] / min(objectives.values()))
+
+
+def test_goals_are_of_the_median_and_the_worst():
+    assert rates.meets([1.0, 1.1, 1.2])
+    assert not rates.meets([1.0, 1.11, 1.2]) and not rates.meets([1.0, 1.0, 1.21]) and not rates.meets([])
 
 
 def test_the_page_is_made_of_the_rows():
@@ -181,3 +227,12 @@ def test_the_page_is_made_of_the_rows():
     digests = {json.dumps([line["of"]["base"], line["network"]]) for line in found}
     assert len(digests) == len({json.dumps(line["of"]["base"]) for line in found})
     assert all(cost(line) > 0 for line in found)
+
+
+def test_the_answer_is_short_and_made_of_the_rows():
+    kept = ROOT / report.ROWS
+    if not kept.is_file():
+        pytest.skip("the study has not been run")
+    said = report.answer(read(kept), read(ROOT / report.PRETRAINED))
+    readme = (ROOT / "studies" / "exchange_rate" / "README.md").read_text(encoding="utf-8")
+    assert said in readme.splitlines() and len(said.removeprefix(report.ANSWER).split()) <= 60

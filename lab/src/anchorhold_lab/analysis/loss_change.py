@@ -130,7 +130,7 @@ class LossChangeAllocation:
         return self._share("zeros")
 
     def begin(self) -> None:
-        """Look at the weights before a step; :meth:`along` does it for an optimiser."""
+        """Look at the weights before a step; :meth:`along` does it for an optimizer."""
         parameters = _trained(self.model)
         before = self._state()
         if self._end is not None and _same(before, self._end[0]):
@@ -173,13 +173,13 @@ class LossChangeAllocation:
 
     @contextlib.contextmanager
     def along(self, *optimizers: Optimizer) -> Iterator["LossChangeAllocation"]:
-        """Allocate every step that these optimisers take within the ``with`` block.
+        """Allocate every step that these optimizers take within the ``with`` block.
 
         A guard that moves weights after steps is to be attached before, so that its moves are part of them.
         """
         inner = [self._checked(optimizer) for optimizer in optimizers]
         if not inner:
-            raise OptimizerError("along() was given no optimiser; expected all that train the model.")
+            raise OptimizerError("along() was given no optimizer; expected all that train the model.")
         steps, handles = self.steps, []
         for optimizer in inner:
             handles.append(optimizer.register_step_pre_hook(torch.compiler.disable(self._pre_hook)))
@@ -192,7 +192,7 @@ class LossChangeAllocation:
             self._before = self._end = None
         if self.steps == steps:
             warn(
-                "No step was seen: the optimisers that were given to along() took none within the block. Give it those "
+                "No step was seen: the optimizers that were given to along() took none within the block. Give it those "
                 "whose step() the training calls, or call begin() and end() around each step."
             )
 

@@ -450,7 +450,7 @@ class Learner:
         return lambda x, task: posterior.scores(x, tasks[task].head, weights[task], outputs)
 
     def state(self) -> dict[str, Any]:
-        """Return everything about the run but its optimiser, the samples in holds' buffers too."""
+        """Return everything about the run but its optimizer, the samples in holds' buffers too."""
         kept = {name: copied(buffer.state_dict()) for name, buffer in self._buffers.items()}
         return {
             "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},

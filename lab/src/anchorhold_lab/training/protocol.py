@@ -123,7 +123,7 @@ class Settings:
         return self.learning_rate * math.pow(self.rate_decay, step / max(1, steps - 1))
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return a fresh optimiser."""
+        """Return a fresh optimizer."""
         if self.optimizer == "adam":
             return torch.optim.Adam(parameters, lr=self.learning_rate, fused=True)
         if self.optimizer == "adamw":

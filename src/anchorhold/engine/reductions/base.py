@@ -97,7 +97,6 @@ class DiagonalReduction(Reduction):
             part.within(self.sums[part.name]).add_(found)
 
     def add_gradients(self, gradients: Mapping[str, Tensor], lead: int) -> None:
-        """Add φ of the gradients."""
         for name, own in gradients.items():
             total = self.sums[name]
             found = own.to(total.dtype)

@@ -62,7 +62,6 @@ class WholeGradientReduction(Reduction):
         raise TypeError("Whole gradients are not made of single uses")
 
     def add_gradients(self, gradients: Mapping[str, Tensor], lead: int) -> None:
-        """Add the gradients of every block that has any."""
         for block in {b.name: b for name, b in self.blocks.items() if name in gradients}.values():
             given = {name: g.to(at_least_single(g.dtype)) for name, g in gradients.items() if name in block.parameters}
             vectors = as_vector(block, given, lead)
@@ -81,7 +80,6 @@ class OuterReduction(WholeGradientReduction):
     """Adds up ggᵀ, in ``sums`` as ``BLOCK/H``."""
 
     def zeros(self, block: Block, nothing: Tensor) -> dict[str, Tensor]:
-        """Return a matrix over all weights."""
         return {"H": nothing.new_zeros(block.length, block.length)}
 
     def add_vectors(self, block: Block, g: Tensor) -> None:
@@ -106,7 +104,6 @@ class ProductReduction(WholeGradientReduction):
         super().__init__(phi, blocks, parameters)
 
     def zeros(self, block: Block, nothing: Tensor) -> dict[str, Tensor]:
-        """Return a matrix like V, and a number."""
         return {"Y": nothing.new_zeros(self.directions[block.name].shape), "trace": nothing}
 
     def add_vectors(self, block: Block, g: Tensor) -> None:

@@ -46,7 +46,6 @@ class Embedding(Rule):
         return Products(delta, LookedUp(index, self.weight.shape[0], self.padding_idx))
 
     def products_numel(self, a: Tensor) -> int:
-        """Return one number a place."""
         return a[0].numel()
 
     def row_numel(self, role: str) -> int:

@@ -33,16 +33,13 @@ class Linear(Rule):
         return delta.index_select(-1, rows) if role == "weight" and not self.inputs_first else None
 
     def inputs(self, a: Tensor) -> Tensor:
-        """Return a of every position."""
         return a.reshape(len(a), math.prod(a.shape[1:-1]), a.shape[-1])
 
     def products(self, a: Tensor, delta: Tensor) -> Products:
-        """Return δ and a of every position."""
         a, delta = _positions(a, delta)
         return Products(delta, a)
 
     def products_numel(self, a: Tensor) -> int:
-        """Return how many numbers the inputs are."""
         return a[0].numel()
 
     def row_numel(self, role: str) -> int:

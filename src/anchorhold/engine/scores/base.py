@@ -243,7 +243,6 @@ class PositionScore(Score):
         return False
 
     def logits(self, outputs: Tensor) -> Iterator[Tensor]:
-        """Yield the logits of softmaxes as ``[M, C]``, piece by piece."""
         if self.reading is None or self.reading.likelihood is None:
             yield from super().logits(outputs)
             return

@@ -182,11 +182,9 @@ class Categorical(Likelihood):
         return classes, every_label
 
     def sampled(self, z: Tensor, draws: int, generator: torch.Generator | None) -> RowMaker:
-        """Return a row for each label drawn."""
         return _of_labels(z, torch.cat([_drawn(z[:, here], draws, generator) for here in position_pieces(z)], dim=1))
 
     def true(self, z: Tensor, values: Tensor) -> RowMaker:
-        """Return the row of the labels given."""
         return _of_labels(z, values.clamp(min=0).unsqueeze(-1))
 
     def norm_gradient(self, z: Tensor, dominant: bool) -> Tensor:

@@ -199,6 +199,7 @@ def plan_key(
     """
     # A reference that does not keep the model: a sharded one's twin is made for a pass, whole, and goes after it.
     watched = tuple(zip(parameters, map(id, parameters.values()), strict=True))
+    # By versions, which a step counts up: the numbers themselves would take a copy of every weight.
     weights = tuple(versions_of(model.parameters()))
     leaves, structure = tree_flatten(inputs)
     return weakref.ref(model), id(forward), watched, weights, str(structure), *map(_content, leaves)
@@ -210,6 +211,7 @@ def _content(leaf: object) -> object:
         return repr(leaf)
     if type(leaf) is not Tensor or leaf.layout is not torch.strided:
         return object()  # equal to nothing else
+    # A lazy conjugate or negative cannot be viewed as bytes, and its memory holds other numbers.
     data = leaf.detach().cpu().resolve_conj().resolve_neg()
     data = torch.view_as_real(data) if data.is_complex() else data
     numbers = data.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -232,6 +234,7 @@ class Plans:
     def keep(self, key: tuple[object, ...], plan: Plan) -> None:
         """Keep a plan, and drop the oldest ones beyond ``PLANS_BYTES``."""
         self._kept[key] = plan
+        # The newest stays, however large: its measurement is going on.
         while len(self._kept) > 1 and sum(kept.outputs.nbytes for kept in self._kept.values()) > PLANS_BYTES:
             del self._kept[next(iter(self._kept))]
 
@@ -338,6 +341,7 @@ def _plan(readings: list[Reading | None], uses: list[Use], outputs: Tensor, save
     kept = max(saved, made)
     # The softmax of a row is worked out in float64, with a few intermediates.
     scores = 6 * 8 * outputs.numel() // samples
+    # At least 1, as the bytes of a row below: both are divided by.
     way = max(1, 2 * kept // samples)
     return Plan(readings, outputs.detach()[:1], made // samples + scores + row + 1, way, way + kept // samples + sample)
 

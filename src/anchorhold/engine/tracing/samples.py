@@ -97,6 +97,7 @@ def same_values(x: Tensor, y: Tensor) -> bool:
         x, y = torch.view_as_real(x.resolve_conj()), torch.view_as_real(y.resolve_conj())
     if not x.is_floating_point():
         return bool(torch.equal(x, y))
+    # Without infinities, which would make the tolerance one, and any two tensors equal.
     size = x.abs().masked_fill(~x.isfinite(), 0.0)
     tolerance = torch.finfo(x.dtype).eps ** 0.5 * float(size.max()) if x.numel() else 0.0
     return bool(torch.allclose(x, y, rtol=0.0, atol=tolerance, equal_nan=True))
@@ -207,6 +208,7 @@ def route_of(outputs: Tensor) -> Route:
         if names := _numbers_of(kind):
             entry.extend([_whole(getattr(node, name)) for name in names])
         way.append(tuple(entry))
+        # What leads to parameters alone moves weights, such as a transposed one, and no samples.
         if not parameters_only:
             # A function of the user's own, or a compiled one, does what it likes.
             own = issubclass(kind, BackwardCFunction)
@@ -230,6 +232,7 @@ def samples_stay_apart(outputs: Tensor, sites: Sequence[Readable]) -> bool:
     scaled = plain * factors.view(-1, *[1] * row.ndim)
     rows: list[Iterator[Tensor | None]] = []
     for sent in (plain, scaled):
+        # The graph serves the second row too, and after that the measurement.
         arrived = torch.autograd.grad(outputs, edges, sent, retain_graph=True, allow_unused=True)
         rows.append(iter([None if g is None else g.unsqueeze(0) for g in arrived]))
     for site in sites:

@@ -66,6 +66,7 @@ class Writes:
     def _keep(self, path: str, call: str) -> None:
         if path not in self.kept:
             parameter = self.parameters[path]
+            # The alias by .data keeps the memory even if the pass gives the parameter another.
             self.kept[path] = _Kept(path, parameter, parameter.data, parameter.data.clone(), call)
 
     def undo(self) -> _Kept | None:
@@ -87,7 +88,7 @@ class Writes:
             raise ModelError(
                 f"The model's forward pass writes to its parameter {first.name!r} (by {first.call!r}), so its weights "
                 "are not those that were trained, and change while they are measured. They were put back. Do that "
-                "after the optimiser's step instead, or in the forward pass with a tensor of its own: w = "
+                "after the optimizer's step instead, or in the forward pass with a tensor of its own: w = "
                 "self.weight.clamp(-1, 1)."
             )
         versions = zip(self.parameters, self.versions, versions_of(self.parameters.values()), strict=True)
@@ -95,7 +96,7 @@ class Writes:
             if before != after and name not in self.kept and id(self.parameters[name]) not in self._parametrised:
                 raise ModelError(
                     f"The model's forward pass wrote to its parameter {name!r} in a way that cannot be undone, so its "
-                    "weights may be other ones now: load them again. Write to parameters after the optimiser's step "
+                    "weights may be other ones now: load them again. Write to parameters after the optimizer's step "
                     "instead, or compute in the forward pass with a tensor of its own."
                 )
 
@@ -142,6 +143,7 @@ def _address(tensor: Tensor) -> int:
 def _same(x: Tensor, y: Tensor) -> bool:
     if x.shape != y.shape or x.dtype != y.dtype:
         return False
+    # A NaN is not equal to itself, and may have been there before.
     return torch.equal(x, y) or bool(((x == y) | (x.isnan() & y.isnan())).all())
 
 
@@ -180,6 +182,7 @@ class Recorder(TorchFunctionMode):
         self.writes = writes
         self.names = dict(zip(map(id, parameters.values()), parameters, strict=True))
         self.uses: list[Use] = []
+        # By identity, since == compares numbers; weakly, so that outputs can be freed in the pass.
         self._by_output: MutableMapping[Tensor, Use] = WeakIdKeyDictionary()
 
     def __torch_function__(
@@ -192,11 +195,13 @@ class Recorder(TorchFunctionMode):
         """Run the call, and keep what its rule needs if a watched parameter is in it."""
         kwargs = kwargs or {}
         if func in _OPENED:
+            # A mode is off while it handles a call; on again, it sees the calls inside.
             with self:
                 return _OPENED[func](*args, **kwargs)
         if _name_of(func)[1] or "out" in kwargs or kwargs.get("inplace"):
             self.writes.before(func, args, kwargs)
         if func in _DIFFERENTIATIONS:
+            # Of all so far: which of them the gradients go through is not known.
             for use in self.uses:
                 use.differentiated = True
         rule = _bound(func, args, kwargs) if func in RULES else None
@@ -301,6 +306,7 @@ def record(
     try:
         with Recorder(parameters, writes) as recorder:
             outputs = forward(model, inputs)
+    # Ctrl-C too must leave the user's weights as they were.
     except BaseException:
         writes.undo()
         raise

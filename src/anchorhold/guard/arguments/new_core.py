@@ -108,7 +108,7 @@ def new_core(
         tolerance=checked_tolerance(tolerance, strengths, driver, anchor, batch_norm),
     )
     if any(each is not None for each in (strength, exchange_rate, tolerance)):
-        state.asked = Setting(state.said_strength, "given")
+        state.asked = Setting(state.strength_text, "given")
     core = Core(asked, state, TaskState(), Runtime(model, rarer.group))
     first_look(core)
     core.space.check()

@@ -82,6 +82,7 @@ def those_with_parts(model: nn.Module, ranks: Ranks) -> Ranks:
         return ranks
     meshes = [parameter.device_mesh for parameter in sharded_among(model.parameters())]
     mesh = max(meshes, key=lambda mesh: mesh.size())
+    # A mesh of several dimensions has a group for each of them, and none of all its processes.
     if mesh.size() == distributed.get_world_size():
         return Ranks(distributed.group.WORLD)
     if mesh.ndim == 1:
@@ -100,6 +101,7 @@ def refuse_unless_copies_agree(model: nn.Module, measuring_ranks: Ranks) -> None
     """
     kept = [*model.named_parameters(), *model.named_buffers()]
     measuring_ranks.refuse_unless_equal(
+        # Parts of a sharded tensor differ, as they should.
         {f"{name!r} (by checksum)": checksum([tensor]) for name, tensor in kept if not is_sharded(tensor)},
         "layers cannot be measured together. Send those of one process to all: for buffer in model.buffers(): "
         "torch.distributed.broadcast(buffer, 0); nothing was consolidated",
@@ -112,9 +114,11 @@ def refuse_another_model(model: nn.Module, collector: SampleAccumulator, forward
     inputs = collector.read(batch).inputs
     with evaluation_mode(model, parameters), evaluation_mode(collector.model, parameters):
         expected = whole(call(model, inputs))
+        # FSDP2 may leave layers whole after a forward pass without a backward pass.
         reshard(model)
         try:
             found = call(collector.model, inputs)
+        # Such as a reshape to fewer heads of attention than whole weights have.
         except (RuntimeError, ValueError, TypeError) as error:
             raise _another(f"cannot be run ({type(error).__name__}: {error})") from error
     if found.shape != expected.shape or not same_values(found, expected):
@@ -143,6 +147,7 @@ class OwnParts(Reduction):
     def __init__(self, phi: Phi, parameters: Mapping[str, Tensor]) -> None:
         self.phi = phi
         self.parameters = dict(parameters)
+        # What is made in inference mode cannot be written to outside of it.
         with torch.inference_mode(False):
             self.sums = {
                 name: torch.zeros_like(local(p.detach()), dtype=at_least_single(p.dtype), device=_device(p))
@@ -155,6 +160,7 @@ class OwnParts(Reduction):
         rule, a, delta = arrival.rule, arrival.input, arrival.delta
         for role, part in arrival.parts.items():
             rows = self._rows[part.name]
+            # Of a slice of a parameter the rows are not those that processes share out.
             own = rule.delta_of_rows(role, delta, rows) if rows is not None and part.geometry is None else None
             if own is not None:
                 self.sums[part.name].add_(rule.importance(role, a, own, self.phi))
@@ -167,13 +173,13 @@ class OwnParts(Reduction):
             self._add(part.name, found)
 
     def add_gradients(self, gradients: Mapping[str, Tensor], lead: int) -> None:
-        """Add φ of the gradients."""
         for name, own in gradients.items():
             found = own.to(self.sums[name].dtype)
             self._add(name, self.phi.sum(found, tuple(range(lead))) if lead else self.phi(found))
 
     def _add(self, name: str, found: Tensor) -> None:
         parameter = self.parameters[name]
+        # Every process has all of it and keeps its part: nothing is sent.
         self.sums[name].add_(local(like_parameter(found, parameter)).to(self.sums[name].device))
 
 
@@ -188,8 +194,10 @@ def _own_rows(parameter: Tensor) -> Tensor | None:
         return None
     from torch.distributed.tensor import Shard, distribute_tensor  # noqa: PLC0415 (not in every build of torch)
 
+    # By type: in some versions of torch a _StridedShard, whose rows lie otherwise, is a Shard too.
     if not all(each.is_replicate() or (type(each) is Shard and each.dim == 0) for each in parameter.placements):
         return None
     mesh, rows = parameter.device_mesh, torch.arange(len(parameter))
+    # Numbers of rows, cut as parameters are: so torch itself says which rows those are.
     own = distribute_tensor(rows.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
     return local(own)

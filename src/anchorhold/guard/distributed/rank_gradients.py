@@ -33,7 +33,7 @@ class RankGradients:
         samples: how many samples each rank's gradient is the mean of, where known.
         comm_hook: the hook that averages; by default DDP's usual sum over the ranks.
         state: what that hook wants to be given.
-        watched: a parameter that an attached optimiser trains, to notice backward passes by; the gradients of others
+        watched: a parameter that an attached optimizer trains, to notice backward passes by; the gradients of others
             may never be zeroed.
     """
 
@@ -57,7 +57,7 @@ class RankGradients:
             )
         if watched is None:
             raise OrderError(
-                "gradients.ranks() while every protected parameter of the attached optimisers is frozen. Call it once "
+                "gradients.ranks() while every protected parameter of the attached optimizers is frozen. Call it once "
                 "one of them is trained."
             )
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: PLC0415 (not in every build)

@@ -61,6 +61,7 @@ class Ranks:
             raised = error
         from torch import distributed  # noqa: PLC0415 (see the module's docstring)
 
+        # A rank whose work has failed comes here too: the others wait for its part.
         outcomes: list[Any] = [None] * self.size
         own = _Outcome(value, None if raised is None else _told(raised))
         distributed.all_gather_object(outcomes, own, group=self.group)
@@ -84,6 +85,7 @@ class Ranks:
             name: found[name].contiguous() if name in found else torch.empty(shape, dtype=dtype, device=device)
             for name, (shape, dtype, device) in first.items()
         }
+        # By the first rank's order on all of them: what one sends is what the others expect.
         self.take_first(list(tensors.values()))
         return tensors
 
@@ -93,6 +95,7 @@ class Ranks:
             return tensor
         from torch import distributed  # noqa: PLC0415
 
+        # Not every backend takes a tensor that is not.
         tensor = tensor.contiguous()
         distributed.all_reduce(tensor, group=self.group)
         return tensor
@@ -118,6 +121,7 @@ class Ranks:
             gradients.extend(gradients_of())
             return [gradient is not None for gradient in gradients]
 
+        # Before any sum: a rank that raises leaves none of the others waiting in one.
         present = [any(ranks) for ranks in zip(*self.each(find_present), strict=True)]
         if self.size == 1:
             return gradients
@@ -130,6 +134,7 @@ class Ranks:
 
     def refuse_unless_equal(self, facts: Mapping[str, Any], so: str = "nothing was consolidated") -> None:
         """Raise on every rank unless all of them know the same facts, given by what they are called; ``so`` follows."""
+        # All compare the same, so that all raise or none.
         known = self.each(lambda: dict(facts))
         for what in facts:
             for rank, other in enumerate(known):
@@ -159,6 +164,7 @@ def ranks_of(model: nn.Module, group: "ProcessGroup | None") -> Ranks:
 
 def is_fully_sharded(model: nn.Module) -> bool:
     """Whether ``fully_shard`` (FSDP2) was applied to a model, or to parts of it."""
+    # No model is sharded before someone has loaded this.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and has_module(model, fsdp.FSDPModule)
 
@@ -221,6 +227,7 @@ def refuse_unless_averaging(model: nn.Module) -> None:
     modules: list[Any] = [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
     states = [module._get_fsdp_state() for module in modules]  # noqa: SLF001
     for group in itertools.chain.from_iterable(getattr(state, "_fsdp_param_groups", ()) for state in states):
+        # FSDP does not show these publicly; where a version of torch lacks one, nothing is refused.
         if not (getattr(group, "reduce_grads", True) and getattr(group, "all_reduce_grads", True)):
             raise OrderError(
                 "FSDP was told not to bring gradients together, as for all but the last micro-batch of a step: what "

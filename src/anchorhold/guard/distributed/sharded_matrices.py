@@ -58,7 +58,6 @@ class ShardedMatrix(Matrix):
 
     @property
     def description(self) -> str:
-        """What Q is."""
         return self._parts.description
 
     def gathered(self) -> Matrix:
@@ -68,6 +67,7 @@ class ShardedMatrix(Matrix):
     def _gathered(self, d: Displacement) -> tuple[Matrix, dict[str, Tensor]]:
         """Return all of Q and of D, in one go."""
         own = list(self._parts.state().values())
+        # Together, since each exchange by itself waits for all processes.
         every = whole_together([*own, *d.values()])
         # By identity: map() is given the very tensors that state() returned.
         known = dict(zip(map(id, own), every, strict=False))
@@ -87,7 +87,6 @@ class ShardedMatrix(Matrix):
         return self._of_whole(lambda q, all_of_d: q.shrink(all_of_d, strength), d)
 
     def pull(self, d: Displacement, strength: float) -> dict[str, Tensor]:
-        """Return what that takes off D."""
         return self._of_whole(lambda q, all_of_d: q.pull(all_of_d, strength), d)
 
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
@@ -101,11 +100,10 @@ class ShardedMatrix(Matrix):
         return {name: like_parameter(each, d[name]) for name, each in found.items()}
 
     def add(self, earlier: Matrix, decay: float) -> "ShardedMatrix":
-        """Return the sum."""
+        # The diagonal is spread as the parameters are, which of() wants to know alone.
         return self.of(self.gathered().add(unsharded(earlier), decay), self._diagonal)
 
     def scale(self, factor: float) -> "ShardedMatrix":
-        """Return a multiple of Q."""
         return self.of(self.gathered().scale(factor), self._diagonal)
 
     def diagonal(self) -> dict[str, Tensor]:
@@ -113,11 +111,9 @@ class ShardedMatrix(Matrix):
         return dict(self._diagonal)
 
     def trace(self) -> Tensor:
-        """Return the sum of all eigenvalues."""
         return self._trace
 
     def largest_eigenvalue(self) -> Tensor:
-        """Return the largest of all."""
         return self._largest
 
     def state(self) -> dict[str, Tensor]:
@@ -125,8 +121,8 @@ class ShardedMatrix(Matrix):
         return self._parts.state()
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "ShardedMatrix":
-        """Return the same with all parts changed."""
         diagonal = {name: change(omega) for name, omega in self._diagonal.items()}
+        # Eigenvalues stay: what is done by map() copies, moves and rounds.
         return ShardedMatrix(self._parts.map(change), diagonal, self._trace, self._largest, finite=self._finite)
 
     @property
@@ -148,6 +144,7 @@ def as_parameters_are(matrix: Matrix, parameters: Mapping[str, Tensor]) -> Matri
     if isinstance(matrix, ShardedMatrix):
         return matrix
     if isinstance(matrix, DiagonalMatrix):
+        # A diagonal is applied element by element, and never needs to be whole.
         return matrix.map(lambda omega: like_parameter(omega, like))
     return ShardedMatrix.of(matrix, parameters)
 
@@ -173,6 +170,7 @@ def _in_rows(tensor: Tensor, mesh: "DeviceMesh") -> Tensor:
     """Return a tensor that all processes have, each keeping some of its rows; copies of a model keep the same."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa: PLC0415 (not in every build)
 
+    # A scalar has no rows.
     last = Shard(0) if tensor.ndim else Replicate()
     # Every process has all of it and keeps its own rows: nothing is sent.
     return distribute_tensor(tensor, mesh, [*[Replicate()] * (mesh.ndim - 1), last], src_data_rank=None)

@@ -22,7 +22,7 @@ class AttachedOptimizers(Monitor):
         ]
         if unowned:
             warn(
-                f"No attached optimiser trains {and_others(unowned)}. Give attach() all optimisers at once; freeze "
+                f"No attached optimizer trains {and_others(unowned)}. Give attach() all optimizers at once; freeze "
                 "what none trains, or leave it out of protect."
             )
         if attaching.hold and core.state.is_anchored and core.state.strength:
@@ -30,9 +30,9 @@ class AttachedOptimizers(Monitor):
         projecting = [hold.name for hold in core.options.holds if hold.projects]
         if attaching.hold and attaching.optimizers > 1 and projecting:
             warn(
-                f"The hold {projecting[0]!r} with {attaching.optimizers} optimisers: it projects the gradient of all "
-                "that is trained, and each optimiser's step has a part of it, so that what comes out may still "
-                "conflict with old samples. Give all parameters to one optimiser, in groups, or take Replay()."
+                f"The hold {projecting[0]!r} with {attaching.optimizers} optimizers: it projects the gradient of all "
+                "that is trained, and each optimizer's step has a part of it, so that what comes out may still "
+                "conflict with old samples. Give all parameters to one optimizer, in groups, or take Replay()."
             )
 
     def _warn_unless_anchored_is_trained(self, attaching: Attaching) -> None:
@@ -45,7 +45,7 @@ class AttachedOptimizers(Monitor):
             return
         anchored = [*core.state.anchor, *core.state.merged_anchor]
         warn(
-            f"The attached optimisers train other parameters than the {len(anchored)} consolidated ones (such as "
+            f"The attached optimizers train other parameters than the {len(anchored)} consolidated ones (such as "
             f"{anchored[0]!r}), which are left out, or no longer in the model under their names: as long "
             "as that is so, the penalty holds nothing back. A guard of a base model does not hold an adapter, through "
             "which the network changes all the same: make the guard from the adapted model, after get_peft_model, "
@@ -61,13 +61,13 @@ class AttachedOptimizers(Monitor):
             warn(
                 f"This {type(optimizer).__name__} is attached to another Guard, which protects some of the same "
                 "parameters: measures here will see its penalty as part of the task's gradient. Call detach() on the "
-                "other one, or make a new optimiser; to observe with several measures, give them to one: watch=[...]."
+                "other one, or make a new optimizer; to observe with several measures, give them to one: watch=[...]."
             )
         _holders[optimizer] = [*others, (hook, mine)] if hold else others
 
 
 _holders: WeakKeyDictionary[Optimizer, list[tuple[RemovableHandle, frozenset[int]]]] = WeakKeyDictionary()
-"""The hooks that add a penalty's gradient to an optimiser's steps, with the ids of the parameters that each holds."""
+"""The hooks that add a penalty's gradient to an optimizer's steps, with the ids of the parameters that each holds."""
 
 
 def _is_live(handle: RemovableHandle) -> bool:

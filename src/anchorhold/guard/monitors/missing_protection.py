@@ -54,7 +54,7 @@ class MissingProtection(Monitor):
         if not core.state.is_anchored:
             if not core.options.from_scratch:
                 self._warned.add(_EVERYTHING)
-                warn(_NOTHING_YET.format(strength=core.state.said_strength, measure=core.state.driver))
+                warn(_NOTHING_YET.format(strength=core.state.strength_text, measure=core.state.driver))
             return
         largest = core.largest_importance
         if not any(largest.values()):
@@ -86,7 +86,7 @@ class MissingProtection(Monitor):
         )
         if expected and not core.state.anchor and _EVERYTHING not in self._warned:
             self._warned.add(_EVERYTHING)
-            warn(_NOTHING_OF_ITS_OWN.format(strength=core.state.said_strength, measure=core.state.driver))
+            warn(_NOTHING_OF_ITS_OWN.format(strength=core.state.strength_text, measure=core.state.driver))
 
     def _look_at_the_strength(self) -> None:
         """Say once, where weights are held, that nobody has said how strongly."""

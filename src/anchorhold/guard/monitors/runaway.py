@@ -1,7 +1,7 @@
 r"""Warn of weights that are far beyond any place where they are held, whatever the optimizer.
 
 What torch's SGD bears is known beforehand (``stability.py``), and what divides by the size of the gradient bears any
-strength. Of others, such as ASGD, a schedule-free SGD or an optimiser of one's own, nothing is known until weights have
+strength. Of others, such as ASGD, a schedule-free SGD or an optimizer of one's own, nothing is known until weights have
 been thrown past their anchor by more at every step for a while.
 """
 

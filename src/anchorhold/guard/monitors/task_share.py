@@ -1,4 +1,4 @@
-r"""Warn of a hold so strong that an optimiser such as Adam has next to no step left for the task.
+r"""Warn of a hold so strong that an optimizer such as Adam has next to no step left for the task.
 
 Adam divides by the size of the whole gradient, the task's g and the pull :math:`p = 2cQ(\theta-\theta^*)` together, so
 that no strength makes it diverge: weights swing around the anchor by about the learning rate instead. What it still
@@ -38,7 +38,7 @@ SWING = 1.0
 
 @dataclass
 class _Account:
-    """What some steps of an optimiser could have done for a task, and do beside the pull."""
+    """What some steps of an optimizer could have done for a task, and do beside the pull."""
 
     first: Tensor
     """ρ of the task's first step."""
@@ -119,7 +119,7 @@ def _parts(task: Tensor, handed: Tensor | None) -> Tensor:
 
 _TOO_STRONG = (
     "strength={c:g} is far too much for this task: beside the pull, {kind} has {share:.1%} of its first steps left for "
-    "it, and expected are {least:.0%} or more. Such an optimiser divides by the size of the whole gradient, so that "
+    "it, and expected are {least:.0%} or more. Such an optimizer divides by the size of the whole gradient, so that "
     "nothing diverges: weights swing around the anchor by about the learning rate, and next to nothing is learned. "
     "Take a smaller strength, {less:g} to begin with, or Guard(..., tolerance=), which finds one"
 )

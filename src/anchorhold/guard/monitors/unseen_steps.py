@@ -1,8 +1,8 @@
-"""Warn of training that goes past the guard: steps that no attached optimiser takes.
+"""Warn of training that goes past the guard: steps that no attached optimizer takes.
 
-A guard acts when an attached optimiser's ``step()`` is called. An optimiser that was never attached, one that steps
-within ``backward()``, a copy of model and optimiser: all of them train without it, and nothing would look wrong. So at
-first it looks twice: at every optimiser that takes a step in this process, and at whether weights that get gradients
+A guard acts when an attached optimizer's ``step()`` is called. An optimizer that was never attached, one that steps
+within ``backward()``, a copy of model and optimizer: all of them train without it, and nothing would look wrong. So at
+first it looks twice: at every optimizer that takes a step in this process, and at whether weights that get gradients
 move while no step was seen.
 """
 
@@ -52,12 +52,11 @@ class UnseenSteps(Monitor):
         self._met: WeakSet[Optimizer] = WeakSet()
         self._warned = False
         self.within_a_step = False
-        """Whether an attached optimiser is in the middle of one."""
+        """Whether an attached optimizer is in the middle of one."""
         self._probes: list[_Probe] = []
         self._left = 0
 
     def watch(self, optimizers: Sequence[Optimizer], trained: Mapping[str, nn.Parameter]) -> None:
-        """Look at these attached optimizers and the protected parameters that they train."""
         self.attached = WeakSet(optimizers)
         self._warned = False
         self.within_a_step = False
@@ -72,7 +71,6 @@ class UnseenSteps(Monitor):
                 _hooked.append(register_optimizer_step_pre_hook(out_of_graphs(_look_at)))
 
     def release(self) -> None:
-        """Look no more at any."""
         self.attached = WeakSet()
         self._end_probing()
         with _lock:
@@ -85,7 +83,6 @@ class UnseenSteps(Monitor):
             probe.look()
 
     def abandon_step(self) -> None:
-        """Note that the optimizer's step has ended without being taken."""
         self.within_a_step = False
 
     def leave_step(self, *, blind: bool) -> None:
@@ -106,7 +103,7 @@ class UnseenSteps(Monitor):
             probe.follow()
 
     def stepped_by(self, optimizer: Optimizer) -> None:
-        """Look at an optimiser that is about to take a step, and that no guard is attached to."""
+        """Look at an optimizer that is about to take a step, and that no guard is attached to."""
         # What an attached one calls within its own step is part of that.
         if self.within_a_step or optimizer in self._met or any(inner in self.attached for inner in _inside(optimizer)):
             return
@@ -194,7 +191,7 @@ class _Probe:
 _lock = threading.Lock()
 _watching: WeakSet[UnseenSteps] = WeakSet()
 _hooked: list[RemovableHandle] = []
-"""The hook by which guards see every optimiser's steps: a process has one."""
+"""The hook by which guards see every optimizer's steps: a process has one."""
 
 
 def _look_at(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -206,21 +203,21 @@ def _look_at(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
 
 
 def _is_copy(optimizer: Optimizer, attached: Optimizer) -> bool:
-    """Whether an optimiser was copied, and from one like this."""
-    # torch sets it when an optimiser is made, and neither copies nor pickles it.
+    """Whether an optimizer was copied, and from one like this."""
+    # torch sets it when an optimizer is made, and neither copies nor pickles it.
     made = "_warned_capturable_if_run_uncaptured" in vars(optimizer)
     alike = [p.shape for p in trained_by(optimizer)] == [p.shape for p in trained_by(attached)]
     return not made and type(optimizer) is type(attached) and alike
 
 
 def _trains_pieces(optimizer: Optimizer, protected: Iterable[Tensor]) -> bool:
-    """Whether an optimiser seems to be the one inside DeepSpeed's ZeRO that trains the pieces of these parameters."""
+    """Whether an optimizer seems to be the one inside DeepSpeed's ZeRO that trains the pieces of these parameters."""
     flat = all(parameter.ndim == 1 for parameter in trained_by(optimizer))
     return flat and any(is_trained_in_pieces(parameter) for parameter in protected if parameter.requires_grad)
 
 
 def _inside(optimizer: Optimizer) -> list[Optimizer]:
-    """Return the optimisers that one wraps, as SAM does its base, or several side by side."""
+    """Return the optimizers that one wraps, as SAM does its base, or several side by side."""
     held = list(vars(optimizer).values())
     held += [inner for value in held if isinstance(value, list | tuple) for inner in value]
     return [value for value in held if isinstance(value, Optimizer)]
@@ -233,10 +230,10 @@ def _not_attached(optimizer: Optimizer, name: str, count: int, attached: list[Op
         f"The attached {type(around).__name__} lets it do so outside its own step(), as SAM does in second_step(): "
         f"call step(closure), or attach the {type(optimizer).__name__}."
         if around is not None
-        else "Call guard.attach(optimizer) with every optimiser that trains protected parameters, each new one too; "
+        else "Call guard.attach(optimizer) with every optimizer that trains protected parameters, each new one too; "
         "guard.detach() if this training is not to be held, or if you add the penalty yourself."
     )
-    whose = "is not attached" if attached else "the guard that has consolidated them is attached to no optimiser"
+    whose = "is not attached" if attached else "the guard that has consolidated them is attached to no optimizer"
     return (
         f"This {type(optimizer).__name__} takes a step on {name!r}{others} and {whose}: what it does is neither "
         f"measured nor held. {what}"
@@ -259,8 +256,8 @@ _WITHOUT_GRADIENT = (
 )
 
 _WITHIN_BACKWARD = (
-    "The weights {name!r} move from one backward pass to the next, and no step of an attached optimiser has moved "
-    "them: they are changed within backward() (LOMO, optimisers in gradient hooks) or by hand, so nothing is measured "
-    "or held. Train with an optimiser whose step() comes after backward(), and attach it; with SAM, call step(closure) "
-    "or attach its base optimiser."
+    "The weights {name!r} move from one backward pass to the next, and no step of an attached optimizer has moved "
+    "them: they are changed within backward() (LOMO, optimizers in gradient hooks) or by hand, so nothing is measured "
+    "or held. Train with an optimizer whose step() comes after backward(), and attach it; with SAM, call step(closure) "
+    "or attach its base optimizer."
 )

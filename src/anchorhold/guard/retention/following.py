@@ -43,7 +43,7 @@ class Following:
         self.core = core
         self.calls = calls
         self._bounds: WeakKeyDictionary[Optimizer, tuple[object, float]] = WeakKeyDictionary()
-        """The largest strength that each optimiser of this task bears, with what that was found by."""
+        """The largest strength that each optimizer of this task bears, with what that was found by."""
         self._has_warned_of_bound = False
         self._allowed: float | None = None
         """The tolerance that the last task began with."""
@@ -54,13 +54,13 @@ class Following:
         return self.core.state.tolerance is not None and self.core.state.is_anchored
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Keep the strength within what the optimiser bears at its rate of now."""
+        """Keep the strength within what the optimizer bears at its rate of now."""
         self.refuse_without_inputs()
         if self.controls and self.core.state.control.log_start is not None:
             self.core.state.strength = self.core.state.control.bounded(self._bearable(optimizer))
 
     def _bearable(self, optimizer: Optimizer) -> float:
-        """Return the largest strength that all optimisers bear which were seen so far."""
+        """Return the largest strength that all optimizers bear which were seen so far."""
         found_by = (self.core.runtime.version, sgd_rates(optimizer))
         known = self._bounds.get(optimizer)
         if known is None or known[0] != found_by:
@@ -90,7 +90,7 @@ class Following:
         refuse_unless_ranks_agree(core)
         at_last_end = control.worst if control.latest else None
         control.begin_task()
-        self._bounds.clear()  # those of earlier tasks' optimisers do not count any more
+        self._bounds.clear()  # those of earlier tasks' optimizers do not count any more
         if self.controls:
             control.begin(_first_strength(core))
             core.state.strength = control.bounded(self._bearable(optimizer))

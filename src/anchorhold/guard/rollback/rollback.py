@@ -25,7 +25,7 @@ class Rollback:
 
     Args:
         core: what the guard knows.
-        attachment: the optimisers that train the weights, and may stand between two averages of them.
+        attachment: the optimizers that train the weights, and may stand between two averages of them.
     """
 
     def __init__(self, core: Core, attachment: Attachment) -> None:

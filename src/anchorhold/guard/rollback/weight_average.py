@@ -43,10 +43,10 @@ def averaged_weights(model: nn.Module, average: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def evaluated_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
-    """Let schedule-free optimisers give their models the weights that are evaluated, and then those in training again.
+    """Let schedule-free optimizers give their models the weights that are evaluated, and then those in training again.
 
     Between steps their parameters are a point where the next gradient is taken; what the training has found is an
-    average, which the optimiser's ``eval()`` puts there (Defazio et al. 2024, arXiv 2405.15682).
+    average, which the optimizer's ``eval()`` puts there (Defazio et al. 2024, arXiv 2405.15682).
     """
     training = [optimizer for optimizer in optimizers if _is_between_averages(optimizer)]
     parameters = [parameter for optimizer in training for parameter in trained_by(optimizer)]
@@ -64,7 +64,7 @@ def evaluated_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
 
 
 def refuse_between_averages(optimizers: Iterable[Optimizer]) -> None:
-    """Refuse to move weights that a schedule-free optimiser has put there for its next gradient alone."""
+    """Refuse to move weights that a schedule-free optimizer has put there for its next gradient alone."""
     training = [optimizer for optimizer in optimizers if _is_between_averages(optimizer)]
     if training:
         raise ConfigurationError(
@@ -74,7 +74,7 @@ def refuse_between_averages(optimizers: Iterable[Optimizer]) -> None:
 
 
 def _is_between_averages(optimizer: Optimizer) -> bool:
-    """Return whether an optimiser has modes, as schedule-free ones do, and is in that of training."""
+    """Return whether an optimizer has modes, as schedule-free ones do, and is in that of training."""
     modes = all(callable(getattr(optimizer, mode, None)) for mode in ("eval", "train"))
     return modes and any(group.get("train_mode") is True for group in optimizer.param_groups)
 

@@ -116,7 +116,7 @@ class Place(NamedTuple):
 
 def _made_with(core: Core) -> str | None:
     """Return the strength that the guard was made with, where it has been set anew since, as by a schedule."""
-    return None if core.state.asked.value == core.state.said_strength else core.state.asked.value
+    return None if core.state.asked.value == core.state.strength_text else core.state.asked.value
 
 
 def _strengths(core: Core) -> list[list[Any]] | None:

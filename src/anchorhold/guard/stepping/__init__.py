@@ -1,1 +1,1 @@
-"""What happens around an optimiser's step."""
+"""What happens around an optimizer's step."""

@@ -1,4 +1,4 @@
-"""The optimisers that a guard is attached to, and the gradients that it is shown for their steps."""
+"""The optimizers that a guard is attached to, and the gradients that it is shown for their steps."""
 
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -27,7 +27,7 @@ from anchorhold.guard.stepping.optimizers.effective_rate import check_effective_
 from anchorhold.guard.stepping.watcher import StepWatcher
 
 _HELD_TWICE = (
-    "The penalty is part of a loss, and the attached optimiser's steps are held back by it too: it acts twice. Attach "
+    "The penalty is part of a loss, and the attached optimizer's steps are held back by it too: it acts twice. Attach "
     "with attach(optimizer, hold=False), or leave it out of the loss."
 )
 
@@ -40,20 +40,21 @@ class Attachment:
         self.monitors = [kind(core) for kind in monitors]
         self.watcher = StepWatcher(core, self.monitors)
         self._held: WeakSet[Optimizer] = WeakSet()
-        """The optimisers whose steps are held back."""
+        """The optimizers whose steps are held back."""
         self._hooks: list[tuple[weakref.ref[Optimizer], list[RemovableHandle]]] = []
         self.was_attached = False
-        """Whether it ever was, to any optimiser."""
+        """Whether it ever was, to any optimizer."""
 
     def attach(self, optimizers: tuple[Optimizer, ...], *, hold: bool) -> None:
-        """Watch these optimisers from now on, besides those that are watched already."""
+        """Watch these optimizers from now on, besides those that are watched already."""
         if not optimizers:
-            raise OptimizerError("attach() was given no optimiser. Give every one that trains protected parameters.")
+            raise OptimizerError("attach() was given no optimizer. Give every one that trains protected parameters.")
+        # Some wrappers, such as Accelerate's, never run hooks: the optimizer inside is hooked.
         optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
         core = self.core
         refresh_for(core, "attach()")
         protected = {id(p): name for name, p in core.runtime.parameters.items()}
-        # An optimiser all of whose parameters are frozen for now may come along with others, not by itself.
+        # An optimizer all of whose parameters are frozen for now may come along with others, not by itself.
         frozen = core.frozen if any(_trains(optimizer, protected) for optimizer in optimizers) else {}
         for optimizer in optimizers:
             check_optimizer(optimizer, core.runtime.parameters, frozen)
@@ -81,6 +82,7 @@ class Attachment:
         self._hooks = live
         self.was_attached = True
         self._held = WeakSet(set(self._held) - set(optimizers)) if not hold else WeakSet({*self._held, *optimizers})
+        # Only now is it known which optimizers hold.
         self.decide_pull()
         self.begin_watching()
         if self.watcher.measures.rank_gradients is not None:
@@ -88,11 +90,11 @@ class Attachment:
 
     @property
     def holds_by_itself(self) -> bool:
-        """Return whether some attached optimiser's steps are held back."""
+        """Return whether some attached optimizer's steps are held back."""
         return bool(self.held())
 
     def held(self) -> Owned:
-        """Return the attached optimisers whose steps are held back, each with the protected parameters it trains."""
+        """Return the attached optimizers whose steps are held back, each with the protected parameters it trains."""
         return {each: self.watcher.layouts.owned(each) for each in self.attached() if each in self._held}
 
     def decide_pull(self) -> None:
@@ -100,7 +102,7 @@ class Attachment:
         decide(self.core, self.held())
 
     def set_implicit(self, value: bool | None) -> None:
-        """Hold after steps from now on, or in them, or as the attached optimisers decide."""
+        """Hold after steps from now on, or in them, or as the attached optimizers decide."""
         set_implicit(self.core, value, self.held())
         self.decide_pull()
 
@@ -134,11 +136,12 @@ class Attachment:
             _remove(handles)
         self._hooks = []
         self.watcher.release()
+        # DDP gives no communication hook back: it stays, and only averages from now on.
         if self.watcher.measures.rank_gradients is not None:
             self.watcher.measures.rank_gradients.active = False
 
     def attached(self) -> list[Optimizer]:
-        """Return the optimisers that are attached and still exist."""
+        """Return the optimizers that are attached and still exist."""
         return [optimizer for ref, _ in self._hooks if (optimizer := ref()) is not None]
 
     @contextmanager
@@ -151,15 +154,17 @@ class Attachment:
         """Start the current task's account anew, and drop what was shown for the coming step."""
         self.core.restart_task()
         self.watcher.measures.observed = Observed()
+        # Rows would keep the states that were dropped alive until the next step.
         self.watcher.layouts.forget()
 
     def keep_statistics(self) -> None:
         """Keep the statistics of batch norms as they are to be from now on."""
         self.core.keep_statistics()
+        # Not held: who moved the statistics means them so, and scales and shifts do not follow.
         self.core.space.follow(self.core.runtime.ranks.take_first, is_held=False)
 
     def owned(self) -> set[int]:
-        """Return the ids of all parameters that attached optimisers train."""
+        """Return the ids of all parameters that attached optimizers train."""
         return {key for optimizer in self.attached() for key in ids(trained_by(optimizer))}
 
     def observe(self, loss: Tensor, scaler: GradScaler | None, *, accumulate: bool) -> None:
@@ -187,6 +192,7 @@ class Attachment:
         """Take the squared gradients of samples as those of the coming step's."""
         self._prepare("gradients.samples")
         if self.watcher.measures.squares:
+            # These passes are none of training's: the call to remember stays the step's own.
             with self.watcher.calls.paused():
                 self.watcher.measures.observed.squares = squares_of_samples(self.core, batches, forward)
 
@@ -213,6 +219,7 @@ class Attachment:
                 parameter.grad = mean if parameter.grad is None else parameter.grad + mean
             if id(parameter) in names:
                 name = names[id(parameter)]
+                # Measures see no loss scale; in .grad it stays, for the scaler to take out.
                 observed.gradient[name], observed.independent[name] = (unscaled(half, scaler) for half in pair)
         if accumulate:
             self.watcher.measures.observed.add(observed)
@@ -237,7 +244,7 @@ class Attachment:
 
     def _require_attached(self, call: str) -> None:
         if not self._hooks:
-            raise OrderError(f"{call}() before attach(): no optimiser is being observed. Call attach(optimizer) first.")
+            raise OrderError(f"{call}() before attach(): no optimizer is being observed. Call attach(optimizer) first.")
 
     def _refuse_measures_of_the_step(self, why: str) -> None:
         """Refuse measures whose g′ must be independent of the step, where all gradients make it."""
@@ -249,13 +256,13 @@ class Attachment:
                 )
 
     def _trained(self) -> list[Tensor]:
-        """Return what the model or an attached optimiser trains: heads may be modules of their own."""
+        """Return what the model or an attached optimizer trains: heads may be modules of their own."""
         every = [*self.core.runtime.model.parameters(), *(p for o in self.attached() for p in trained_by(o))]
         return list({id(p): p for p in every if p.requires_grad}.values())
 
 
 def _trains(optimizer: object, parameters: Collection[int]) -> bool:
-    """Return whether an optimiser trains any of the parameters that have these ids."""
+    """Return whether an optimizer trains any of the parameters that have these ids."""
     return isinstance(optimizer, Optimizer) and not ids(trained_by(optimizer)).isdisjoint(parameters)
 
 

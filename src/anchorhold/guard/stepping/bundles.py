@@ -46,7 +46,7 @@ class Bundle(ABC):
         self.own: list[Tensor | None] = []
         """The user's own ``.grad`` of each parameter, to be put back after the step."""
         self.handed: list[Tensor | None] = []
-        """What the optimiser was handed in their place, if anything."""
+        """What the optimizer was handed in their place, if anything."""
 
     @abstractmethod
     def look(self, observed: Observed, factor: float, *, copy: bool) -> bool:
@@ -55,7 +55,7 @@ class Bundle(ABC):
         Args:
             observed: what a user has given instead of ``.grad``.
             factor: the loss scale that is still in ``.grad``.
-            copy: whether the optimiser might overwrite ``.grad`` before it is measured.
+            copy: whether the optimizer might overwrite ``.grad`` before it is measured.
         """
 
     def lacking(self, observed: Observed) -> list[str]:
@@ -93,7 +93,7 @@ class Bundle(ABC):
 
     @abstractmethod
     def task_gradient(self) -> Tensor:
-        """Return what the optimiser would be handed without a hold."""
+        """Return what the optimizer would be handed without a hold."""
 
     @abstractmethod
     def hand(self, *, in_place: bool) -> Tensor:
@@ -109,7 +109,7 @@ class Bundle(ABC):
 
     @abstractmethod
     def moved_from(self, weights: Mapping[str, Tensor]) -> None:
-        """Take other weights as those before the step: the optimiser has moved on from there."""
+        """Take other weights as those before the step: the optimizer has moved on from there."""
 
     @property
     def is_in_place(self) -> bool:
@@ -121,7 +121,7 @@ class Bundle(ABC):
         return True
 
     def put_back(self) -> None:
-        """Give the user's own gradients back after a step; some optimisers have cleared them, which then stays so."""
+        """Give the user's own gradients back after a step; some optimizers have cleared them, which then stays so."""
         for parameter, given, own in zip(self.parameters, self.handed, self.own, strict=True):
             if given is not None and parameter.grad is given:
                 parameter.grad = own
@@ -149,6 +149,7 @@ class Single(Bundle):
         self.independent = observed.independent.get(self.name)
         self.squares = observed.squares.get(self.name)
         if self.name in observed.gradient:
+            # What a user has given is without the loss scale already.
             grad = observed.gradient[self.name]
         # A fused optimizer takes the scaler's factor out inside its step, so that it is still in .grad.
         elif grad is not None and factor != 1.0:
@@ -159,30 +160,24 @@ class Single(Bundle):
         return True
 
     def mean_square(self, ranks: RankGradients) -> Tensor | None:
-        """Return it as it is; nothing where there is no gradient."""
         return None if self.gradient is None else ranks.mean_square(self.like, self.gradient)
 
     def weights(self, purpose: str) -> Tensor:
-        """Return the parameter itself."""
         return self.like.detach()
 
     def anchored(self) -> tuple[Tensor, Tensor]:
-        """Return Ω and θ*, or copies where they are kept elsewhere."""
         core = self.core
         matrix = core.state.driving.held[self.name]
         assert isinstance(matrix, DiagonalMatrix)
         return to_compute(matrix.omega, self.like), to_compute(core.state.anchor[self.name], self.like)
 
     def states(self, key: str) -> dict[str, Tensor]:
-        """Return the states of this parameter."""
         return self.core.state.ledgers[key].states_of(self.name, self.like)
 
     def begun(self, key: str) -> bool:
-        """Return whether this parameter has any."""
         return self.core.state.ledgers[key].knows(self.name)
 
     def buffer(self, purpose: str) -> Tensor:
-        """Return a tensor like the parameter."""
         return self._like(purpose, self.like)
 
     def _like(self, purpose: str, like: Tensor) -> Tensor:
@@ -192,7 +187,6 @@ class Single(Bundle):
         return kept
 
     def task_gradient(self) -> Tensor:
-        """Return ``.grad``, zeros where there is none."""
         parameter = self.like
         if parameter.grad is None:
             # torch refuses a gradient of another dtype than this; older versions of it have no such attribute.
@@ -212,12 +206,11 @@ class Single(Bundle):
         """Do nothing: it was."""
 
     def moved_from(self, weights: Mapping[str, Tensor]) -> None:
-        """Take them over."""
         if self.name in weights:
             self.buffer("before").copy_(weights[self.name])
 
     def keep_start(self, before: Tensor) -> None:
-        """Keep a copy."""
+        # A copy: after the step Δ is written to the buffer.
         self.core.task.start[self.name] = self.core.options.storage.exact(before.clone(), self.like)
 
 
@@ -241,6 +234,7 @@ class Row:
         length = sum(shape.numel() for shape in shapes)
         self.flat = torch.empty(length, dtype=dtype, device=device, pin_memory=pinned)
         parts = self.flat.split([shape.numel() for shape in shapes])
+        # Views, so that the row and the tensors in it are one memory.
         self.views = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def fill(self, tensors: list[Tensor]) -> Tensor:
@@ -283,9 +277,11 @@ class Several(Bundle):
         if [gradient for gradient in given if gradient.is_sparse]:
             refuse_sparse(dict(zip(self.names, self.parameters, strict=True)))
         gradients = given[: len(seen)]
+        # Where measures see another gradient they have a row of their own: this one is the optimizer's.
         self._looked = not observed.gradient
         self.gradient = self._row("gradient" if self._looked else "measured", gradients[0].dtype).fill(gradients)
         if factor != 1.0 and not observed.gradient:
+            # A new tensor: the row keeps the loss scale, as what the optimizer gets has to.
             self.gradient = self.gradient.to(running_dtype(self.like)) / factor
         self.independent = self._row("independent", given[-1].dtype).fill(given[len(seen) :]) if second else None
         self.squares = None
@@ -295,7 +291,6 @@ class Several(Bundle):
         return True
 
     def mean_square(self, ranks: RankGradients) -> Tensor | None:
-        """Return them in a row."""
         assert self.gradient is not None
         parts = zip(self.parameters, self._cut(self.gradient), strict=True)
         squares = [ranks.mean_square(parameter, part) for parameter, part in parts]
@@ -303,22 +298,19 @@ class Several(Bundle):
 
     @property
     def is_in_place(self) -> bool:
-        """Return whether all of them are."""
+        # model.half() and model.to() change parameters where they are: the objects stay the same.
         dtype, device = self._place
         return not [p for p in self.parameters if p.dtype is not dtype or p.device != device]
 
     def is_finite(self, name: str) -> bool:
-        """Return whether this parameter's places in the rows hold numbers alone."""
         place = self.names.index(name)
         rows = [row for row in (self.gradient, self.independent) if row is not None]
         return all(bool(self._cut(row)[place].isfinite().all()) for row in rows)
 
     def weights(self, purpose: str) -> Tensor:
-        """Return copies of the parameters."""
         return self._row(purpose, self.like.dtype).fill([*self.parameters])
 
     def anchored(self) -> tuple[Tensor, Tensor]:
-        """Return Ω and θ*."""
         return to_compute(self._omega, self.like), to_compute(self._anchor, self.like)
 
     def states(self, key: str) -> dict[str, Tensor]:
@@ -326,6 +318,7 @@ class Several(Bundle):
         if key not in self._states:
             ledger = self.core.state.ledgers[key]
             for name, parameter in zip(self.names, self.parameters, strict=True):
+                # For the zeros that it makes where a parameter has no states yet.
                 ledger.states_of(name, parameter)
             self._states[key] = {state: self._bound(tensors) for state, tensors in ledger.running.items()}
         return self._states[key]
@@ -335,28 +328,26 @@ class Several(Bundle):
         return True
 
     def buffer(self, purpose: str) -> Tensor:
-        """Return a row."""
         return self._row(purpose, self.like.dtype).flat
 
     def task_gradient(self) -> Tensor:
-        """Return the gradients in a row."""
         row = self._row("gradient", self.like.dtype)
         if not self._looked:
             row.fill([grad for grad in self.own if grad is not None])
         return row.flat
 
     def hand(self, *, in_place: bool) -> Tensor:
-        """Return a row, whose parts the optimiser gets where measures will want the task's gradients after the step."""
+        """Return a row, whose parts the optimizer gets where measures will want the task's gradients after the step."""
         if in_place:  # over the copied weights, which nobody wants then
             return self.buffer("weights")
         row = self._row("held", self.like.dtype)
         for parameter, view in zip(self.parameters, row.views, strict=True):
             parameter.grad = view
+        # put_back() tells by identity whether the optimizer has cleared or replaced them.
         self.handed = [*row.views]
         return row.flat
 
     def deliver(self) -> None:
-        """Copy the row into the user's own gradients."""
         own = [grad for parameter in self.parameters if (grad := parameter.grad) is not None]
         torch._foreach_copy_(own, self._row("weights", self.like.dtype).views)
 
@@ -369,14 +360,13 @@ class Several(Bundle):
         torch._foreach_copy_([*self.parameters], self._row("weights", self.like.dtype).views)
 
     def moved_from(self, weights: Mapping[str, Tensor]) -> None:
-        """Take them over, side by side."""
         row = self._row("before", self.like.dtype)
         for name, view in zip(self.names, row.views, strict=True):
             if name in weights:
                 view.copy_(weights[name])
 
     def keep_start(self, before: Tensor) -> None:
-        """Keep a copy, cut into the parameters."""
+        # One copy, of which each parameter has a view: _take_out_of_rows() looks for such.
         kept = self.core.options.storage.exact(before.clone(), self.like)
         self.core.task.start.update(zip(self.names, self._cut(kept), strict=True))
 
@@ -393,6 +383,7 @@ class Several(Bundle):
     def _bound(self, kept: dict[str, Tensor]) -> Tensor:
         """Lay what is kept about these parameters side by side, and let the guard's own tensors be views of it."""
         first = kept[self.names[0]]
+        # Pinned where the guard's own are, so that copies to an accelerator need not be waited for.
         row = Row(self._shapes, first.dtype, first.device, pinned=first.is_pinned())
         flat = row.fill([kept[name] for name in self.names])
         kept.update(zip(self.names, row.views, strict=True))
@@ -406,7 +397,7 @@ def bundles_of(
 
     Args:
         core: what the guard knows.
-        parameters: all that an optimiser moves of the protected ones.
+        parameters: all that an optimizer moves of the protected ones.
         alone: the names of those that are updated by themselves, whatever their size.
         elementwise: whether the hold acts on each weight by itself.
     """

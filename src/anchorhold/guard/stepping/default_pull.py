@@ -28,20 +28,21 @@ from anchorhold.tensors.sharding import is_sharded
 from anchorhold.tensors.storage import running_dtype
 
 Owned = Mapping[Optimizer, Mapping[str, nn.Parameter]]
-"""The optimisers whose steps are held, each with the protected parameters that it trains."""
+"""The optimizers whose steps are held, each with the protected parameters that it trains."""
 
 
 def decide(core: Core, held: Owned) -> None:
-    """Let the optimisers whose steps are held decide together, where it is left to them: after all of them, or none."""
+    """Let the optimizers whose steps are held decide together, where it is left to them: after all of them, or none."""
     if core.state.implicit.is_open and held:
         core.state.implicit = core.state.implicit.having(not why_explicit(core, held))
 
 
 def why_explicit(core: Core, held: Owned) -> str:
-    """Return why a hold of which nobody has said so joins the gradients of these optimisers; nothing if it does not."""
+    """Return why a hold of which nobody has said so joins the gradients of these optimizers; nothing if it does not."""
     if why := _why_with_any(core):
         return why
     form = core.state.driving.form
+    # A weight by itself may go by a rate of its own; the weights of a matrix need one for all.
     blocks = [] if form.elementwise else _blocks(core)
     try:
         for optimizer, owned in held.items():
@@ -51,6 +52,7 @@ def why_explicit(core: Core, held: Owned) -> str:
             if blocks:
                 check_blocks(optimizer, form, blocks, owned)
     except OptimizerError as error:
+        # The error is written for who asks for implicit=True; here its cause alone is told.
         reason = str(error).removeprefix("implicit=True ").removeprefix(f"in the form {form.name!r} ")
         return reason.partition(":")[0].partition(";")[0]
     return ""
@@ -68,7 +70,7 @@ def supports_implicit(core: Core, optimizer: Optimizer) -> bool:
 
 
 def _why_with_any(core: Core) -> str:
-    """Return why a hold joins the gradients of all optimisers, where it does."""
+    """Return why a hold joins the gradients of all optimizers, where it does."""
     form = core.state.driving.form
     if why := core.space_kind.why_explicit:
         return why
@@ -103,6 +105,7 @@ def _blocks(core: Core) -> list[tuple[str, ...]]:
 
 def give_up(state: GuardState, why: OptimizerError) -> None:
     """Let the hold join the gradient from now on, for good: it acted after steps by default, and this one is none."""
+    # No longer open: the next optimizer that is attached decides nothing.
     state.implicit = Setting(False, "default")
     reason = str(why).removeprefix("implicit=True ").partition(". ")[0].removesuffix(".")
     warn(
@@ -129,4 +132,5 @@ def set_implicit(core: Core, value: bool | None, held: Iterable[Optimizer]) -> N
         check_effective_rate(optimizer, form)
     core.state.implicit = Setting(found, "given" if value is not None else "open" if is_open else "default")
     if found:
+        # Left open, it could become that of merged weights, which have no such pull.
         core.state.space = core.state.space.closed()

@@ -83,12 +83,14 @@ class FiniteChecks:
         always = {n for n, p in owned.items() if is_looked_at(p) and not is_sharded(p)}
         asked = {n: p for n, p in owned.items() if (core.state.pulled_after if n in always else first)}
         lost = [name for name, parameter in asked.items() if not is_finite(parameter)]
+        # A rank sees its own parts only: if it raised alone, the others would wait for it.
         every = core.runtime.ranks.each(lambda: lost) if any(map(is_sharded, asked.values())) else [lost]
         for name in chain.from_iterable(every):
             self._refuse_weights(name, core.task.steps.get(name, 0) + 1)
 
     def _refuse_gradient(self, name: str) -> NoReturn:
         step = self.core.task.steps.get(name, 0) + 1
+        # First: of weights that are not finite no gradient is, and then the batch is not to blame.
         self.check_weights(step)
         reasons = (monitor.explain_nonfinite() for monitor in self.monitors)
         raise NotFiniteError(
@@ -100,7 +102,7 @@ class FiniteChecks:
     def _refuse_weights(self, name: str, step: int) -> NoReturn:
         raise NotFiniteError(
             f"The weights {name!r} themselves are not finite any more, at step {step} of this task; the step was not "
-            f"taken. Training has diverged, by a learning rate or a strength (here {self.core.state.said_strength}) "
+            f"taken. Training has diverged, by a learning rate or a strength (here {self.core.state.strength_text}) "
             "that is too large: restore an earlier checkpoint. No batch is at fault."
         )
 

@@ -1,4 +1,4 @@
-"""Which protected parameters an optimiser moves, and how they are laid out for its steps: made once, and kept."""
+"""Which protected parameters an optimizer moves, and how they are laid out for its steps: made once, and kept."""
 
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -15,10 +15,10 @@ from anchorhold.tensors.names import named_parameters
 
 @dataclass
 class Layout:
-    """The parameters that one optimiser moves, in bundles."""
+    """The parameters that one optimizer moves, in bundles."""
 
     trained: list[nn.Parameter]
-    """All parameters of the optimiser, and below, which of them can be trained: what it was made for."""
+    """All parameters of the optimizer, and below, which of them can be trained: what it was made for."""
     trainable: list[bool]
     version: int
     owned: dict[str, nn.Parameter]
@@ -33,16 +33,17 @@ class Layouts:
 
     def __init__(self, core: Core) -> None:
         self.core = core
+        # Weakly: an optimizer that its owner drops takes its rows along.
         self._made: WeakKeyDictionary[Optimizer, Layout] = WeakKeyDictionary()
         self._alone: set[str] = set()
         self._passed_over: set[int] = set()
 
     def get(self, optimizer: Optimizer) -> Layout | None:
-        """Return the last layout of an optimiser, whether or not it still fits."""
+        """Return the last layout of an optimizer, whether or not it still fits."""
         return self._made.get(optimizer)
 
     def current(self, optimizer: Optimizer) -> Layout | None:
-        """Return the layout of an optimiser, unless anything has changed about its parameters."""
+        """Return the layout of an optimizer, unless anything has changed about its parameters."""
         layout = self._made.get(optimizer)
         if layout is None or layout.version != self.core.runtime.version:
             return None
@@ -53,11 +54,11 @@ class Layouts:
         return layout if same and all(bundle.is_in_place for bundle in layout.bundles) else None
 
     def make(self, optimizer: Optimizer) -> Layout:
-        """Lay out the protected parameters of an optimiser anew."""
+        """Lay out the protected parameters of an optimizer anew."""
         core, owned = self.core, self.owned(optimizer)
         for other, theirs in list(self._made.items()):
             shared = theirs.owned.keys() & owned.keys() if other is not optimizer else set()
-            if shared:  # what two optimisers move cannot lie in the rows of both
+            if shared:  # what two optimizers move cannot lie in the rows of both
                 self._alone |= shared
                 del self._made[other]
         trained = trained_by(optimizer)
@@ -68,12 +69,12 @@ class Layouts:
         return layout
 
     def owned(self, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-        """Return the protected parameters that this optimiser trains."""
+        """Return the protected parameters that this optimizer trains."""
         trained = ids(trained_by(optimizer))
         return {name: p for name, p in self.core.runtime.parameters.items() if id(p) in trained and p.requires_grad}
 
     def moved(self, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-        """Return all parameters that this optimiser trains; those that are none of the model's by their places."""
+        """Return all parameters that this optimizer trains; those that are none of the model's by their places."""
         names = {id(parameter): name for name, parameter in named_parameters(self.core.runtime.model)}
         trained = [(place, p) for place, p in enumerate(trained_by(optimizer)) if p.requires_grad]
         return {names.get(id(p), f"{type(optimizer).__name__}[{place}]"): p for place, p in trained}
@@ -81,7 +82,7 @@ class Layouts:
     def take_in_new(self, optimizer: Optimizer) -> None:
         """Protect what an optimizer trains that was not there before, or frozen.
 
-        Layers are unfrozen in the middle of a task, and Lightning freezes all but one optimiser's for its step.
+        Layers are unfrozen in the middle of a task, and Lightning freezes all but one optimizer's for its step.
         """
         known = ids(self.core.runtime.parameters.values()) | self._passed_over
         new = [parameter for parameter in trained_by(optimizer) if id(parameter) not in known]

@@ -53,6 +53,7 @@ def protected_gradients(core: Core, loss: Tensor, scaler: GradScaler | None) -> 
 
         def own_gradients() -> list[Tensor | None]:
             _require_gradient(loss)
+            # At a task's first step alone, since it goes through the whole graph.
             if not core.task.steps:
                 refuse_nested_backward(loss, trained)
             return _gradients(loss, parameters, scaler)

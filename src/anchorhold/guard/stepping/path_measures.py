@@ -49,6 +49,7 @@ class PathMeasures:
 
     def check_step(self, owned: Mapping[str, nn.Parameter]) -> None:
         """Raise :class:`OrderError` if some measure lacks what it needs for a step of these parameters."""
+        # A second gradient that a user gives goes before the ranks' own.
         ranks = self.rank_gradients if not self.observed.independent else None
         for key, measure in self.every.items():
             if ranks is not None and measure.takes_estimates:
@@ -135,6 +136,7 @@ def pieces_of(
         own: dict[str, Pieces] = {key: {} for key in states}
         for (key, state), piece in zip(places, cut[len(given) :], strict=True):
             own[key][state] = piece
+        # `cut` goes on with the pieces of states.
         return dict(zip(given, cut, strict=False)), own
 
     return map(by_name, in_pieces([*given.values(), *(states[key][state] for key, state in places)]))
@@ -187,4 +189,5 @@ def take_path(core: Core, measures: Mapping[str, PathMeasure], record: PathRecor
     # Layouts have rows of the states until now, and are made anew.
     core.runtime.version += 1
     core.task.start = dict(record.start)
+    # One number for all: an engine that gives a record moves every parameter in each of its steps.
     core.task.steps = dict.fromkeys(parameters, record.steps) if record.steps else {}

@@ -1,6 +1,6 @@
 """How the model is called in training: its inputs and its precision, for holds that run it once more before a step.
 
-Autocast is on around a model's forward pass and off again when the optimiser steps, and the batch is nowhere to be seen
+Autocast is on around a model's forward pass and off again when the optimizer steps, and the batch is nowhere to be seen
 by then; so the last call is remembered from when it was made.
 """
 
@@ -21,8 +21,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def out_of_graphs(function: F) -> F:
     """Return the function as ``torch.compiler.disable`` makes it: called as it is by what is compiled.
 
-    That loads the compiler at once, which takes longer than to load torch, also where no optimiser is ever made: with
-    the laboratory's fast engine, or to look at a saved state. torch's own way for its optimisers waits for a call.
+    That loads the compiler at once, which takes longer than to load torch, also where no optimizer is ever made: with
+    the laboratory's fast engine, or to look at a saved state. torch's own way for its optimizers waits for a call.
     """
     kept: F = getattr(torch, "_disable_dynamo", torch.compiler.disable)(function)
     return kept

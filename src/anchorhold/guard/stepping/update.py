@@ -99,9 +99,11 @@ class Update:
             hold.before_step(core.held(seen.parameters))
         for monitor in self._before_pull if joins_gradient else ():
             monitor.before_pull(seen)
+        # Before the pulls, which are found from the coordinates: forward passes have moved statistics.
         core.space.follow(core.runtime.ranks.take_first, is_held=adds and bool(core.state.strength))
         pulls = self._pulls(step) if adds else []
         written = self._written_in_place(step.layout, pulls, is_held=bool(factor))
+        # Before bundles look at .grad: they keep the very tensors that are written to later.
         if written:
             give_each_its_own_gradient(written)
 
@@ -120,6 +122,7 @@ class Update:
             self._add_pulls(step, pulls, written)
         for monitor in self._after_pull if joins_gradient else ():
             monitor.after_pull(seen)
+        # Late: a step that was refused above is not counted.
         self._count(bundles)
         if not seen.closure and (factor or measures.every or core.options.holds):
             step.remember_gradients(written)
@@ -137,6 +140,7 @@ class Update:
             bundle.release()
         if not hold or not bundles:
             return
+        # Only once measures have seen Δ, which is the optimizer's step without the pull.
         if core.state.pulled_after:
             for monitor in self._before_pull:
                 monitor.before_pull(step)
@@ -192,6 +196,7 @@ class Update:
             tensors |= {"g": g, "g_ind": g_ind}
         number = self.core.task.steps.get(bundle.names[0], 0)
         for piece, own in pieces_of(tensors, states):
+            # First of all: where the hold is added in place, g is the memory that it is added to.
             for key in measured:
                 measures.update(measures.at_once[key], own[key], piece, number)
             if "before" in piece:

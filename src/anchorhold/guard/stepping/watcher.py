@@ -199,7 +199,7 @@ class StepWatcher:
         if (name := self._handed.still_changed(owned)) is not None:
             raise OrderError(
                 f"The gradient of {name!r} is still that of the last step, with the penalty's in it: optimizer.step() "
-                "was called again without a new backward pass, or by another optimiser that trains the same parameter. "
+                "was called again without a new backward pass, or by another optimizer that trains the same parameter. "
                 "Call optimizer.zero_grad() and backward() before every step."
             )
         return False

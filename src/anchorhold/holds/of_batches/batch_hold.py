@@ -237,7 +237,6 @@ class BatchHold(Hold):
         return {_WAYS: torch.tensor(told)} if told else {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state."""
         super().load_state(self.load_ways(state))
 
     def load_ways(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -251,7 +250,6 @@ class BatchHold(Hold):
         return self.state(), self._told, None if self.buffer is None else self.buffer.snapshot()
 
     def roll_back(self, snapshot: Any) -> None:
-        """Put it back."""
         state, self._told, samples = snapshot
         super().roll_back(state)
         if self.buffer is not None:

@@ -327,7 +327,6 @@ class Reservoir(Buffer):
         self.balanced = balanced
 
     def settings(self) -> dict[str, Any]:
-        """Return size, balance and seed."""
         return {"size": self.size, "balanced": self.balanced, "seed": self.seed}
 
     def _place(self, group: Hashable, places: Mapping[Hashable, list[int]], draws: random.Random) -> int | None:
@@ -361,7 +360,6 @@ class Ring(Buffer):
         self.each = whole_number("each", each, "a whole number of at least 1", least=1)
 
     def settings(self) -> dict[str, Any]:
-        """Return how many of each class, and the seed."""
         return {"each": self.each, "seed": self.seed}
 
     def _place(self, group: Hashable, places: Mapping[Hashable, list[int]], draws: random.Random) -> int | None:

@@ -95,5 +95,4 @@ class DarkExperience(BatchHold):
         return f"α {self.alpha:g} and β {self.beta:g}, {self._whence()}"
 
     def settings(self) -> dict[str, Any]:
-        """Return what it was made with."""
         return {**super().settings(), "alpha": self.alpha, "beta": self.beta}

@@ -134,7 +134,7 @@ class Distillation(BatchHold):
         outside = found.keys() - self.before.keys() if self.teacher == "weights" else set()
         if outside:
             raise ConfigurationError(
-                f"The outputs that Distillation holds depend on {min(outside)}, a parameter that the optimiser trains "
+                f"The outputs that Distillation holds depend on {min(outside)}, a parameter that the optimizer trains "
                 "and the model does not have, so that there is no old value of it. Give the Guard a module that "
                 "has all of them, or Distillation(buffer, teacher='outputs')."
             )
@@ -189,7 +189,6 @@ class Distillation(BatchHold):
         return {**self.before, **super().state()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take them over."""
         weights = self.load_ways(state)
         if weights and self.teacher == "outputs":
             raise StateError("The state has the weights of an old model, and teacher='outputs' keeps none.")

@@ -53,7 +53,6 @@ class Replay(BatchHold):
         self.of_outputs = loss or class_loss
 
     def loss(self, held: Held, drawn: Drawn) -> Tensor:
-        """Return the loss of this step's old samples."""
         batch = self.read(held, drawn.batch)
         outputs = self.outputs(held, batch, drawn.task)
         targets = batch.labels_for(outputs)

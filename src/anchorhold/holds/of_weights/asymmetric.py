@@ -56,7 +56,6 @@ class Asymmetric(Hold):
             )
 
     def told(self) -> str:
-        """Return how much harder it is."""
         return f"{self.factor:g} times as hard on the side that training did not come from"
 
     def begin_task(self, held: Held) -> None:
@@ -75,7 +74,6 @@ class Asymmetric(Hold):
         self.side, self.start = sides, {}
 
     def value(self, held: Held) -> Tensor | None:
-        """Return the loss of the further pull."""
         terms = [(more * d.square()).sum() for more, d in self._unseen(held).values()]
         if not terms:
             return None
@@ -83,7 +81,6 @@ class Asymmetric(Hold):
         return held.strength * torch.stack([term.to(device) for term in whole_sums(terms)]).sum()
 
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
-        """Return its gradient."""
         return {name: 2 * held.strength * more * d for name, (more, d) in self._unseen(held).items()}
 
     def _unseen(self, held: Held) -> dict[str, tuple[Tensor, Tensor]]:
@@ -98,21 +95,17 @@ class Asymmetric(Hold):
         return found
 
     def forget(self, name: str) -> None:
-        """Let go of a parameter."""
         self.start.pop(name, None)
         self.side.pop(name, None)
 
     def settings(self) -> dict[str, Any]:
-        """Return what a state was made with."""
         return {"factor": self.factor, "epsilon": self.epsilon}
 
     def state(self) -> dict[str, Tensor]:
-        """Return both memories by parameter."""
         kept = ((_START, self.start), (_SIDE, self.side))
         return {f"{kind}{name}": tensor for kind, tensors in kept for name, tensor in tensors.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take both over."""
         self.start, self.side = (
             {key.removeprefix(kind): tensor for key, tensor in state.items() if key.startswith(kind)}
             for kind in (_START, _SIDE)

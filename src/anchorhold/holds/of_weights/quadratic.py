@@ -8,7 +8,7 @@ block by block.
 Where the hold's centre is not the anchor θ*, it has a linear term beside it, :math:`-2c\,\langle\theta-\theta^*,
 r\rangle`: see :mod:`anchorhold.guard.anchors`, where r is from.
 
-The hold may also act after a step instead of before it, by a pull that no strength can make overshoot. An optimiser's
+The hold may also act after a step instead of before it, by a pull that no strength can make overshoot. An optimizer's
 step takes a weight from θ to θ′. Let h be its rate: how far a weight goes for a unit of a gradient that stays, and
 :math:`P = \mathrm{diag}(1/h)`. The pull then goes to where the hold's own gradient, there and not here, accounts for
 the way,
@@ -18,7 +18,7 @@ the way,
 the proximal point of the penalty (Rockafellar 1976), or its implicit Euler step. Each direction of D = θ′ − θ* is
 divided by a number above 1, and at any strength the weights end between where they were and the anchor. Together with
 the step it is forward-backward splitting (Lions and Mercier 1979), with momentum or an adaptive P the proximal form of
-that optimiser. Where neither moves a weight any more the step is :math:`\theta' - \theta = -h\,g`, so
+that optimizer. Where neither moves a weight any more the step is :math:`\theta' - \theta = -h\,g`, so
 :math:`g + 2cQ(\theta - \theta^*) - 2cr = 0`: the stationary points are those of loss and penalty together, at any rate.
 """
 

@@ -206,7 +206,7 @@ class Variational(Hold):
         if not every:
             raise ConfigurationError(
                 f"The hold {self.name!r} for a model whose weights are numbers, not distributions; expected "
-                "anchorhold.variational.mean_field(model) before the guard and the optimiser are made."
+                "anchorhold.variational.mean_field(model) before the guard and the optimizer are made."
             )
         for place, q in every.items():
             if is_sharded(q.mean):
@@ -265,12 +265,10 @@ class Variational(Hold):
         return messages
 
     def forget(self, name: str) -> None:
-        """Let go of a parameter."""
         self.prior.pop(name, None)
         self._learned.discard(name)
 
     def settings(self) -> dict[str, Any]:
-        """Return what a state was made with."""
         return {"prior_variance": self.prior_variance}
 
     def state(self) -> dict[str, Tensor]:
@@ -281,7 +279,6 @@ class Variational(Hold):
         return found
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take both over."""
         means = {key.removeprefix(_MEAN): tensor for key, tensor in state.items() if key.startswith(_MEAN)}
         self.prior = {name: Gaussian(mean, state[f"{_VARIANCE}{name}"]) for name, mean in means.items()}
         self._learned = {key.removeprefix(_LEARNED) for key in state if key.startswith(_LEARNED)}
@@ -310,8 +307,8 @@ def _check_trained(name: str, mean: Tensor, variance: Tensor, *, known: bool) ->
     """Refuse a mean that is trained without its variance: the KL would shrink weights that are never drawn."""
     if not known:
         raise ConfigurationError(
-            f"The optimiser moves {name!r} and not {name + LOG_VARIANCE!r}: it was made before mean_field(model). "
-            "Expected an optimiser of all that model.parameters() has now."
+            f"The optimizer moves {name!r} and not {name + LOG_VARIANCE!r}: it was made before mean_field(model). "
+            "Expected an optimizer of all that model.parameters() has now."
         )
     if variance.grad is None or mean.grad is None:
         raise ConfigurationError(

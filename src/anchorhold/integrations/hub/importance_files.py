@@ -24,10 +24,21 @@ from anchorhold.guard.batch_norm.frozen_statistics import is_fresh, with_statist
 from anchorhold.guard.distributed.ranks import ALONE, Ranks
 from anchorhold.guard.monitors.distances import ELSEWHERE, distance, distance_in_words
 from anchorhold.guard.state import files as state_files
-from anchorhold.integrations.hub.buffer_marks import buffer_marks, other_buffers
-from anchorhold.integrations.hub.card import card, is_own
-from anchorhold.integrations.hub.repositories import downloaded, has_card_of_others, library, refusals_told
-from anchorhold.integrations.hub.settings_files import form_of, measure_of, read_settings
+from anchorhold.integrations.hub.repositories import (
+    card,
+    downloaded,
+    has_card_of_others,
+    is_own,
+    library,
+    refusals_told,
+)
+from anchorhold.integrations.hub.settings_files import (
+    buffer_marks,
+    form_of,
+    measure_of,
+    other_buffers,
+    read_settings,
+)
 from anchorhold.tensors.names import named_parameters
 from anchorhold.whole_files import write_whole
 

@@ -1,16 +1,30 @@
-"""What a guard for shared importance is made by: reading ``anchorhold.json``, whatever was done to it."""
+"""What ``anchorhold.json`` says of shared importance: what a guard is made by, and marks of the model's buffers.
+
+It is read whatever was done to it. What a weight is worth depends on buffers, such as the statistics of batch norms,
+and no anchor has them: so five numbers of each go along, by which they are known again, and none of their values.
+"""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
 
 from anchorhold.errors import ConfigurationError, StateError, shortened
 from anchorhold.forms import Form
 from anchorhold.forms import form as form_by_name
 from anchorhold.measures import MEASURES, Measure
+from anchorhold.tensors.sharding import local
 
 T = TypeVar("T")
+
+APART = 0.01
+"""How far, by the length of a buffer, its numbers may be from those of then before it is taken for another."""
+
+DIRECTIONS = 4
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -70,3 +84,36 @@ def _made(path: Path, what: str, settings: Mapping[str, Any], make: Callable[[],
             f"{str(path)!r} has {what}={shortened(dict(settings))}, which this anchorhold cannot make ({error}). It "
             "was damaged, and another copy is needed, or a newer anchorhold wrote it: pip install -U anchorhold."
         ) from error
+
+
+# Marks of buffers
+
+
+@torch.no_grad()
+def buffer_marks(model: nn.Module) -> dict[str, list[float]]:
+    """Return the root mean square of each buffer that a model is saved with, and how it lies to a fixed direction."""
+    saved = model.state_dict().keys()
+    return {
+        name: _mark(b) for name, b in model.named_buffers() if name in saved and b.is_floating_point() and b.numel()
+    }
+
+
+def other_buffers(model: nn.Module, marks: Any) -> list[str]:
+    """Return the names of buffers that are others than those that marks were taken of; a file may lack marks."""
+    if not isinstance(marks, Mapping):
+        return []
+    here = buffer_marks(model)
+    return [name for name, mark in marks.items() if name in here and not _near(here[name], mark)]
+
+
+def _mark(buffer: Tensor) -> list[float]:
+    values = local(buffer).cpu().double().flatten()
+    places = torch.arange(1, len(values) + 1, dtype=torch.float64)
+    along = [(values * (number * places).cos()).sum() for number in range(1, DIRECTIONS + 1)]
+    return [float(values.norm()), *map(float, along)]
+
+
+def _near(here: list[float], mark: Any) -> bool:
+    if not (isinstance(mark, list) and len(mark) == len(here) and all(isinstance(each, int | float) for each in mark)):
+        return True  # of another version, or damaged: nothing can be told by it
+    return here == mark or math.dist(here, mark) <= APART * max(here[0], mark[0])

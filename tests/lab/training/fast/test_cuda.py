@@ -65,7 +65,7 @@ def test_every_measure(measure, runs):
 
 @pytest.mark.parametrize("network", ["linear", "batch norm", "frozen batch norm", "convolutional"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_networks_and_optimisers(network, optimizer):
+def test_networks_and_optimizers(network, optimizer):
     options = {
         "linear": {"network": make_model},
         "batch norm": {"network": with_batch_norm},

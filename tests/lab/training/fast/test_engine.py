@@ -129,7 +129,7 @@ def test_an_implicit_hold_has_no_place_in_other_forms_with_a_rate_for_each_weigh
     ],
     ids=str,
 )
-def test_optimisers_heads_dropout_and_protocols(changes, dropout, own_heads, batched):
+def test_optimizers_heads_dropout_and_protocols(changes, dropout, own_heads, batched):
     settings = dataclasses.replace(USUAL, **changes)
     made = [learner(seed, "SOS", settings, 0.3, dropout, own_heads) for seed in (1, 2)]
     fast = finish(FastRuns(made, batched=batched))

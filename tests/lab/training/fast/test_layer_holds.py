@@ -178,7 +178,7 @@ def test_single_precision_stays_near(form):
 
 
 @pytest.mark.parametrize(("measure", "optimizer"), [("MAS", "adam"), ("EWC", "sgd")])
-def test_other_measures_and_optimisers(measure, optimizer):
+def test_other_measures_and_optimizers(measure, optimizer):
     """With reinitialised weights, so that holds begin far from the anchor; watched path measures see no hold."""
     settings = dataclasses.replace(SHORT, optimizer=optimizer, reinitialise=True)
     options = {"measure": measure, "settings": settings, "strength": 0.05}

@@ -31,7 +31,7 @@ class Result:
     resumed: int
     """How often the run went on from a checkpoint."""
     state_digest: str
-    """The sha256 of the engine's last state: weights, importances, optimiser. Equal runs have equal ones."""
+    """The sha256 of the engine's last state: weights, importances, optimizer. Equal runs have equal ones."""
     device: str
     commit: str | None
     """The commit of anchorhold's source, if it is a git checkout."""

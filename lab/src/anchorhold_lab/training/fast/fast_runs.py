@@ -20,7 +20,7 @@ from anchorhold_lab.training.fast.dropout_masks import Masks
 from anchorhold_lab.training.fast.flat_layout import FlatLayout
 from anchorhold_lab.training.fast.lanes import Lane, Schedule, joined_update
 from anchorhold_lab.training.fast.layer_holds import MULTIPLE, LayerHolds
-from anchorhold_lab.training.fast.optimisers import optimiser_of
+from anchorhold_lab.training.fast.optimizers import optimizer_of
 from anchorhold_lab.training.fast.recording import Recording, beside, in_parallel
 from anchorhold_lab.training.fast.sample_tables import Batches, Clock
 from anchorhold_lab.training.fast.shared_steps import check_alike
@@ -139,7 +139,7 @@ class FastRuns:
         for i, learner in enumerate(self.learners):
             moments = {
                 name: {key: value.clone() for key, value in self._layout.views(rows[i]).items()}
-                for name, rows in zip(self._update.optimiser.moments, self._kept.moments, strict=True)
+                for name, rows in zip(self._update.optimizer.moments, self._kept.moments, strict=True)
             }
             runs.append({"optimizer": moments, **learner.state()})
         return {"task": self.task, "step": self.step, "runs": runs}
@@ -158,7 +158,7 @@ class FastRuns:
             self._layout.fill(self._start[i], record.start)
             for rows, (label, running) in zip(self._kept.states, self._state_names, strict=True):
                 self._layout.fill(rows[i], record.running[label][running])
-            for rows, name in zip(self._kept.moments, self._update.optimiser.moments, strict=True):
+            for rows, name in zip(self._kept.moments, self._update.optimizer.moments, strict=True):
                 self._layout.fill(rows[i], own["optimizer"][name])
             self._hold(i)
         if self.task < len(self._first.scenario):
@@ -171,20 +171,20 @@ class FastRuns:
         self._state_names = [(label, state) for label, m in first.path_measures.items() for state in m.running]
         settings, scenario = first.settings, first.scenario
         dtype = next(first.model.parameters()).dtype
-        optimiser = optimiser_of(settings)
+        optimizer = optimizer_of(settings)
 
         def rows() -> Tensor:
             return torch.zeros(runs, self._layout.width, dtype=dtype, device=self._device)
 
-        moments = tuple(rows() for _ in optimiser.moments)
+        moments = tuple(rows() for _ in optimizer.moments)
         states = tuple(rows() for _ in self._state_names)
         self._kept = Kept(rows(), rows(), rows(), moments, states)
         self._start = rows()
         implicit = bool(first.guard.options.implicit)
-        self._update = Update(optimiser, tuple(first.path_measures.values()), first.seen_samples, implicit)
+        self._update = Update(optimizer, tuple(first.path_measures.values()), first.seen_samples, implicit)
         self._strengths = torch.zeros(runs, 1, dtype=dtype, device=self._device)
         tasks = range(len(scenario))
-        coefficients = optimiser.coefficients(max(first.task_steps(task) for task in tasks))
+        coefficients = optimizer.coefficients(max(first.task_steps(task) for task in tasks))
         longest = max(first.epoch_steps(task) for task in tasks)
         shape = (runs, longest, settings.batch_size)
         orders = torch.zeros(shape, dtype=torch.long, device=self._device)
@@ -283,7 +283,7 @@ class FastRuns:
             lane.gradients.begin_task(self.task)
             samples = samples[runs:]
         if self._first.settings.rate_decay != 1:  # which follows the task's own length
-            rows = self._update.optimiser.coefficients(self._first.task_steps(self.task))
+            rows = self._update.optimizer.coefficients(self._first.task_steps(self.task))
             self._schedule.coefficients[: len(rows)].copy_(rows)
         self._clock.set(0, self.step)
 
@@ -391,7 +391,7 @@ class FastRuns:
                 lane.take_step(pulls, squared=squared)
         if holds is not None and holds.implicit:
             row = self._schedule.coefficients.index_select(0, self._clock.in_task)[0]
-            holds.pull_(self._strengths * self._update.optimiser.reach(self._kept.moments, row))
+            holds.pull_(self._strengths * self._update.optimizer.reach(self._kept.moments, row))
         self._clock.tick()
 
     def _take_steps(self, most: int, wanted: Sequence[int]) -> int:

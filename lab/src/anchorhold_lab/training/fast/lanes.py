@@ -27,7 +27,7 @@ class Schedule:
     second_orders: Tensor | None
     """The samples of the second batches, where measures need them."""
     coefficients: Tensor
-    """The optimiser's, one row for each step of the task."""
+    """The optimizer's, one row for each step of the task."""
     losses: Tensor
     """The loss of each step of the epoch, ``[L, steps]``."""
 

@@ -1,4 +1,4 @@
-r"""All that happens to a weight in one step: the measures see its gradient, the penalty joins, the optimiser moves it.
+r"""All that happens to a weight in one step: the measures see its gradient, the penalty joins, the optimizer moves it.
 
 Written once as a function of tensors of any shape, with the formulas of the eager path (the measures' ``update_`` and
 the penalty's gradient). A CPU runs it on pieces that stay in cache; on a GPU it is compiled to one kernel over the
@@ -13,7 +13,7 @@ from torch import Tensor
 from anchorhold.holds.of_weights.quadratic import penalty_gradient, pull_implicitly_
 from anchorhold.measures import PathMeasure
 from anchorhold.measures.base import Seen
-from anchorhold_lab.training.fast.optimisers import ElementwiseOptimiser
+from anchorhold_lab.training.fast.optimizers import ElementwiseOptimizer
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Kept:
     anchor: Tensor
     """θ*."""
     moments: tuple[Tensor, ...]
-    """What the optimiser remembers."""
+    """What the optimizer remembers."""
     states: tuple[Tensor, ...]
     """The running states of all path measures, one measure's after another's."""
 
@@ -46,11 +46,11 @@ class Kept:
 class Update:
     """One step of some weights, in place."""
 
-    optimiser: ElementwiseOptimiser
+    optimizer: ElementwiseOptimizer
     measures: tuple[PathMeasure, ...]
     batch_size: int
     implicit: bool = False
-    """Whether the penalty acts after the optimiser."""
+    """Whether the penalty acts after the optimizer."""
 
     def __call__(
         self,
@@ -71,7 +71,7 @@ class Update:
             step: the gradient that makes the step, without the penalty's.
             measured: g, the gradient that measures see; the same tensor unless there is dropout.
             independent: g′, where some measure needs it.
-            row: the optimiser's coefficients.
+            row: the optimizer's coefficients.
             hold: 2c, of a shape that broadcasts.
             pull: Q(θ − θ*) of weights that are held by more than an importance each; Ω is 0 there.
             number: how many steps the task has taken before this one.
@@ -86,11 +86,11 @@ class Update:
         held = step if self.implicit else step + penalty_gradient(before, kept.importance, kept.anchor, hold)
         if pull is not None:
             held = held + hold * pull
-        self.optimiser.step_(kept.weights, held, kept.moments, row)
+        self.optimizer.step_(kept.weights, held, kept.moments, row)
         moved = kept.weights - before
         for measure, states in measures:
             if measure.needs.step:
                 measure.update_(states, Seen(measured, independent, moved, self.batch_size, number, squares))
         if self.implicit:
-            reach = self.optimiser.reach(kept.moments, row)
+            reach = self.optimizer.reach(kept.moments, row)
             pull_implicitly_(kept.weights, kept.importance, kept.anchor, hold, reach)

@@ -1,4 +1,4 @@
-"""In which precision a network is trained; weights, optimiser and importances stay in their own, whatever it is."""
+"""In which precision a network is trained; weights, optimizer and importances stay in their own, whatever it is."""
 
 import contextlib
 from collections.abc import Iterator

@@ -23,7 +23,7 @@ from anchorhold_lab.networks.active_column import ActiveColumn
 
 
 class Phase(NamedTuple):
-    """A part of a task that has an optimiser of its own."""
+    """A part of a task that has an optimizer of its own."""
 
     begins: int
     """Its first step, within the task."""

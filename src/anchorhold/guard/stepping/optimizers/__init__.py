@@ -1,1 +1,1 @@
-"""What is known of optimisers: which are watched, what they do with closures and gradients, how far they go."""
+"""What is known of optimizers: which are watched, what they do with closures and gradients, how far they go."""

@@ -1,4 +1,4 @@
-"""Which optimisers can be watched, and why the others cannot; what they train, and what a scaler has told them."""
+"""Which optimizers can be watched, and why the others cannot; what they train, and what a scaler has told them."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ PENALTY_IN_LOSS = (
 
 
 def trained_by(optimizer: Optimizer) -> list[nn.Parameter]:
-    """Return the parameters of an optimiser's groups."""
+    """Return the parameters of an optimizer's groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -32,10 +32,10 @@ def ids(parameters: Iterable[Tensor]) -> set[int]:
 
 
 def innermost(optimizer: T) -> T | Optimizer:
-    """Return the optimiser that takes the steps, out of wrappers such as Accelerate's and Lightning's.
+    """Return the optimizer that takes the steps, out of wrappers such as Accelerate's and Lightning's.
 
     Accelerate's wrapper is an ``Optimizer`` itself, but one whose hooks never run. One whose hooks do run, such as
-    Lookahead around another optimiser, takes steps of its own.
+    Lookahead around another optimizer, takes steps of its own.
     """
     found: T | Optimizer = optimizer
     # torch marks the ``step`` of each class that calls hooks.
@@ -49,7 +49,7 @@ def innermost(optimizer: T) -> T | Optimizer:
 def is_within_its_own_step(optimizer: Optimizer) -> bool:
     """Return whether a hook runs around a base class's step, inside the step of the class derived from it.
 
-    torch puts hooks around the ``step`` of each class of which an optimiser is made. Where one that has its own calls
+    torch puts hooks around the ``step`` of each class of which an optimizer is made. Where one that has its own calls
     its base's, they run for both, and the outer one is the whole step.
     """
     hooked = [kind for kind in type(optimizer).__mro__ if getattr(vars(kind).get("step"), "hooked", False)]
@@ -70,7 +70,7 @@ def check_optimizer(
     """Refuse what cannot be observed, or trains none of the protected parameters nor of the frozen ones given."""
     if not isinstance(optimizer, Optimizer):
         several = isinstance(optimizer, list | tuple | dict)
-        instead = "For a wrapper, attach the optimiser inside it"
+        instead = "For a wrapper, attach the optimizer inside it"
         instead = "Give several one after the other, attach(first, second)" if several else instead
         raise OptimizerError(
             f"attach() was given a {type(optimizer).__name__}; expected a torch.optim.Optimizer. {instead}."
@@ -79,11 +79,11 @@ def check_optimizer(
         raise OptimizerError("SparseAdam takes sparse gradients only, and a penalty is dense. Use Adam.")
     if any(group.get("maximize") for group in optimizer.param_groups):
         raise OptimizerError(
-            "An optimiser with maximize=True would climb the penalty too. Minimise the negative objective instead."
+            "An optimizer with maximize=True would climb the penalty too. Minimise the negative objective instead."
         )
     if hasattr(optimizer, "optimizer_dict"):  # Transformers' LayerWiseDummyOptimizer, whose own steps do nothing
         raise OptimizerError(
-            f"This {type(optimizer).__name__} stands for an optimiser of each layer, whose steps are taken inside "
+            f"This {type(optimizer).__name__} stands for an optimizer of each layer, whose steps are taken inside "
             "backward(), as soon as a layer has its gradient: they can be neither seen nor held. Use the form that "
             "steps after backward(), such as optim='galore_adamw' in place of 'galore_adamw_layerwise'."
         )
@@ -96,7 +96,7 @@ def check_optimizer(
 
 
 def _advice(trained: Iterable[Tensor], protected: Iterable[nn.Parameter]) -> str:
-    """Tell how an optimiser comes to own a model's parameters."""
+    """Tell how an optimizer comes to own a model's parameters."""
     protected = list(protected)
     if not any(parameter.requires_grad for parameter in protected):
         return (
@@ -146,14 +146,14 @@ def give_each_its_own_gradient(parameters: Mapping[str, nn.Parameter]) -> None:
 
 
 class Scaling(NamedTuple):
-    """The factor in the gradients that an optimiser is about to remove, and whether it is about to skip."""
+    """The factor in the gradients that an optimizer is about to remove, and whether it is about to skip."""
 
     factor: float
     skipped: bool
 
 
 def read_scaling(optimizer: Optimizer) -> Scaling:
-    """Return what the scaler has set on the optimiser for the coming step."""
+    """Return what the scaler has set on the optimizer for the coming step."""
     # GradScaler sets both for the time of a step, on optimizers that unscale by themselves, as fused ones do. For all
     # others it has unscaled the gradients before, and does not call a step that would overflow.
     scale: Tensor | None = getattr(optimizer, "grad_scale", None)

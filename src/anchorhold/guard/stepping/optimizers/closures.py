@@ -1,4 +1,4 @@
-"""Optimisers that evaluate the loss themselves: a closure that gives them loss and gradient with the holds'."""
+"""Optimizers that evaluate the loss themselves: a closure that gives them loss and gradient with the holds'."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ Closure = Callable[[], Any]
 
 
 def closure_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Closure | None:
-    """Return the closure among what an optimiser's step was called with; ``args[0]`` is the optimiser itself."""
+    """Return the closure among what an optimizer's step was called with; ``args[0]`` is the optimizer itself."""
     closure: Closure | None = args[1] if len(args) > 1 else kwargs.get("closure")
     return closure
 
@@ -45,7 +45,7 @@ class Beginnings:
         self._warned: WeakSet[Optimizer] = WeakSet()
 
     def keep(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> "Beginning | None":
-        """Return copies, unless it is known that an optimiser evaluates its closure before it moves anything."""
+        """Return copies, unless it is known that an optimizer evaluates its closure before it moves anything."""
         if type(optimizer).__module__.startswith("torch.optim."):
             return None
         left = self._left.get(optimizer, [])
@@ -103,9 +103,9 @@ class Beginning:
 
 
 def guarded(closure: Closure, watcher: "StepWatcher", optimizer: Optimizer, *, hold: bool) -> Closure:
-    """Return a closure that gives the optimiser loss and gradient with the holds'.
+    """Return a closure that gives the optimizer loss and gradient with the holds'.
 
-    An optimiser may evaluate it several times in one step. The first time is at the weights before the step, so that
+    An optimizer may evaluate it several times in one step. The first time is at the weights before the step, so that
     gradient is the one that measures see; where it has moved weights before, it is the one that it was called with. A
     closure may return nothing, as those of Lightning's manual optimisation do; one that leaves no gradient either has
     skipped this batch.

@@ -1,6 +1,6 @@
-r"""How far an optimiser takes a weight for a unit of a gradient that stays: h, of which a learning rate is only a part.
+r"""How far an optimizer takes a weight for a unit of a gradient that stays: h, of which a learning rate is only a part.
 
-With a gradient g that does not change, the steps of every optimiser here settle at :math:`-h\,g`:
+With a gradient g that does not change, the steps of every optimizer here settle at :math:`-h\,g`:
 
 - SGD with momentum μ and dampening d: :math:`h = \eta(1-d)/(1-\mu)`, Nesterov's or not;
 - Adam, AdamW and NAdam: :math:`h = \eta/(\sqrt{\hat v}+\epsilon)`, with the largest :math:`\hat v` so far for amsgrad;
@@ -9,7 +9,7 @@ With a gradient g that does not change, the steps of every optimiser here settle
   :math:`\sqrt{\sum g^2}+\epsilon`.
 
 Momentum takes some :math:`1/(1-\mu)` steps to get there, in which the gradient has gone less far than this says. Weight
-decay, decoupled or not, is the optimiser's own, and no part of h. All is read after the step that it is of.
+decay, decoupled or not, is the optimizer's own, and no part of h. All is read after the step that it is of.
 
 A pull in the gradient has a bound with SGD. Beside the task's gradient, the penalty of one weight is a quadratic of
 curvature :math:`\lambda = 2c\,\Omega`, and SGD on a quadratic is a linear recurrence, stable where the roots of its
@@ -35,7 +35,7 @@ Group = Mapping[str, Any]
 
 
 class EffectiveRate(NamedTuple):
-    """h of one parameter, as a formula of what the optimiser keeps about each of its weights."""
+    """h of one parameter, as a formula of what the optimizer keeps about each of its weights."""
 
     formula: Callable[..., Tensor] | None
     """``None`` where it is the same for all weights: the one number."""
@@ -128,7 +128,7 @@ _BY_STEP = {inspect.unwrap(kind.step): read for kind, read in KNOWN.items()}
 
 
 def check_effective_rate(optimizer: Optimizer, form: Form) -> None:
-    """Refuse an optimiser after whose steps weights cannot be pulled in a form."""
+    """Refuse an optimizer after whose steps weights cannot be pulled in a form."""
     if is_sgd(optimizer):
         for group in optimizer.param_groups:
             _sgd(group, {}, 1.0)  # refuses a momentum that never settles
@@ -136,13 +136,13 @@ def check_effective_rate(optimizer: Optimizer, form: Form) -> None:
         raise OptimizerError(
             f"implicit=True in the form {form.name!r} with {type(optimizer).__name__}, which moves each weight of a "
             "layer by a rate of its own: there are no coordinates in which the pull could be found. Use SGD, the form "
-            "'diagonal', or Guard(..., options=GuardOptions(implicit=False)), which such an optimiser bears at any "
+            "'diagonal', or Guard(..., options=GuardOptions(implicit=False)), which such an optimizer bears at any "
             "strength."
         )
 
 
 def is_sgd(optimizer: Optimizer) -> bool:
-    """Return whether an optimiser, one whose effective rate is known, moves all weights of a group by one rate."""
+    """Return whether an optimizer, one whose effective rate is known, moves all weights of a group by one rate."""
     return _reader(optimizer) is _sgd
 
 
@@ -156,14 +156,14 @@ def check_blocks(
             continue
         moved = ", ".join(f"{name!r} by {rates.get(name) or 0.0:g}" for name in names)
         raise OptimizerError(
-            f"implicit=True in the form {form.name!r} with one matrix of {moved}: those that this optimiser moves by "
+            f"implicit=True in the form {form.name!r} with one matrix of {moved}: those that this optimizer moves by "
             "different rates, or not at all, have no coordinates in which the pull could be found. Train them together "
             "at one learning rate, leave one out of protect, or leave implicit out."
         )
 
 
 def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], EffectiveRate]:
-    """Return how the effective rate of an optimiser is read, or refuse one of which it is not known."""
+    """Return how the effective rate of an optimizer is read, or refuse one of which it is not known."""
     # Also of a class derived from a known one, if it takes the same steps.
     read = _BY_STEP.get(inspect.unwrap(type(optimizer).step))
     if read is not None:
@@ -172,7 +172,7 @@ def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], EffectiveRa
         f"implicit=True with {type(optimizer).__name__}: a pull after its step has to be as long as the step is for "
         f"its gradient, which is known of {', '.join(kind.__name__ for kind in KNOWN)} alone, and by any other the "
         "weights would end elsewhere. Use one of those, or Guard(..., options=GuardOptions(implicit=False)), whose "
-        "hold joins the gradient of any optimiser."
+        "hold joins the gradient of any optimizer."
     )
 
 
@@ -198,7 +198,7 @@ def effective_rates(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]
 
 
 def _numbers(steps: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of steps; an accelerator, where some optimisers count them, is asked once for all."""
+    """Return the numbers of steps; an accelerator, where some optimizers count them, is asked once for all."""
     away = {n: s for n, s in steps.items() if isinstance(s, Tensor) and s.device.type != "cpu"}
     found = {n: float(s) for n, s in steps.items() if n not in away}
     if away:
@@ -210,7 +210,7 @@ def _numbers(steps: Mapping[str, Any]) -> dict[str, float]:
 
 
 def sgd_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the groups that SGD moves: an optimiser's own, or, of SAM and its like, those of the one inside."""
+    """Return the groups that SGD moves: an optimizer's own, or, of SAM and its like, those of the one inside."""
     stepping = next((o for o in (optimizer, *vars(optimizer).values()) if isinstance(o, SGD)), None)
     return [] if stepping is None else stepping.param_groups
 
@@ -224,7 +224,7 @@ def sgd_rates(optimizer: Optimizer) -> list[tuple[Any, ...]]:
 
 
 def largest_strength(core: Core, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> float:
-    """Return the strength up to which an optimiser is stable by itself, half of it for the task's own curvature.
+    """Return the strength up to which an optimizer is stable by itself, half of it for the task's own curvature.
 
     Those that have no such bound bear any, and so does an implicit hold.
     """

@@ -1,4 +1,4 @@
-"""The gradients that an optimiser is handed: whether a step is tried again with them, and what it leaves of them."""
+"""The gradients that an optimizer is handed: whether a step is tried again with them, and what it leaves of them."""
 
 import warnings
 import weakref
@@ -76,7 +76,7 @@ def _versions(parameters: Iterable[nn.Parameter]) -> list[tuple[int, ...] | None
 
 
 class Lent(NamedTuple):
-    """A gradient as an optimiser was given it."""
+    """A gradient as an optimizer was given it."""
 
     gradient: Tensor
     version: int
@@ -102,12 +102,12 @@ class Overwriters:
         """Those that were seen to leave gradients as they are."""
 
     def look(self, optimizer: Optimizer, lent: Sequence[Lent]) -> None:
-        """Look, after a step, at what an optimiser has made of its gradients."""
+        """Look, after a step, at what an optimizer has made of its gradients."""
         written = [one for one in lent if one.gradient._version != one.version]
         if any(one.measured for one in written):
             warnings.warn(
                 f"{type(optimizer).__name__} has begun to overwrite gradients, so one step was measured with what it "
-                "left of them. Set an optimiser's options before its first step.",
+                "left of them. Set an optimizer's options before its first step.",
                 AnchorholdWarning,
                 stacklevel=5,
             )

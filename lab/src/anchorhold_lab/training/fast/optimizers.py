@@ -1,6 +1,6 @@
 r"""Adam and SGD as element-wise formulas over tensors of any shape, with what depends on the step number in a table.
 
-A recorded step cannot compute :math:`1-\beta^t` on the host, so each optimiser gives its coefficients for every step
+A recorded step cannot compute :math:`1-\beta^t` on the host, so each optimizer gives its coefficients for every step
 of a task beforehand, and a step looks up its row.
 """
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from anchorhold_lab.training.protocol import WEIGHT_DECAY, Settings
 
 
-class ElementwiseOptimiser(Protocol):
-    """An optimiser whose step is one formula for all weights."""
+class ElementwiseOptimizer(Protocol):
+    """An optimizer whose step is one formula for all weights."""
 
     moments: ClassVar[tuple[str, ...]]
-    """What it remembers about each weight, under the names that torch's optimiser gives them; zeros at first."""
+    """What it remembers about each weight, under the names that torch's optimizer gives them; zeros at first."""
 
     def coefficients(self, steps: int) -> Tensor:
         """Return what each step of a task of so many needs beside the gradient, one row a step, in float64."""
@@ -91,8 +91,8 @@ class SGD:
         return row[0] / (1 - self.momentum)
 
 
-def optimiser_of(settings: Settings) -> ElementwiseOptimiser:
-    """Return the optimiser that the settings ask for."""
+def optimizer_of(settings: Settings) -> ElementwiseOptimizer:
+    """Return the optimizer that the settings ask for."""
     decay = settings.rate_decay
     if settings.optimizer == "adam":
         return Adam(settings.learning_rate, rate_decay=decay)
