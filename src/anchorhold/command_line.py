@@ -147,7 +147,7 @@ def _add_text(group: Any) -> None:
         "--own-text",
         metavar="FOLDER",
         type=Path,
-        help="text that BEFORE wrote; where the folder holds none, it is written there",
+        help="text that BEFORE wrote; where the folder is new, it is written there",
     )
     add("--pieces", type=int, metavar="N", help="of text that BEFORE writes, so many pieces (default: 64)")
     add("--length", type=int, metavar="N", help="tokens of such a piece at most (default: 128)")

@@ -10,7 +10,7 @@ import torch
 from transformers import BertConfig, BertLMHeadModel
 
 import anchorhold
-from anchorhold.errors import ConfigurationError, DataError, ModelError, NotFiniteError
+from anchorhold.errors import ConfigurationError, DataError, ModelError, NotFiniteError, StateError
 from anchorhold.evaluation import ForgettingInterrupted, forgetting, scores
 from anchorhold.own_text import OwnText
 from tests.evaluation.models import CONTEXT, TEMPLATE, WORDS, brute, gpt2, llama, moved, ratio, saved, tokenizer
@@ -224,6 +224,35 @@ def test_own_text_is_scored_as_it_was_written(folders, tmp_path):
     strangers.pieces[0].tokens[0] = 1000
     with pytest.raises(DataError, match=r"piece 0 has the token 1000, and before knows 280: it is the text of another"):
         forgetting(folders / "before", folders / "after", own_text=strangers)
+
+
+def test_the_own_text_of_another_model_is_refused(folders, tmp_path):
+    forgetting(folders / "before", folders / "after", own_text=tmp_path / "own", pieces=6, length=12, **EXACT)
+    with pytest.raises(StateError, match=r"The own text in '.*own' was not written by this model .* wrote, or another"):
+        forgetting(folders / "after", folders / "before", own_text=tmp_path / "own", **EXACT)
+    text = OwnText.load(tmp_path / "own", tokenizer())
+    with pytest.raises(StateError, match=r"The own text was not written by this model as it is now"):
+        forgetting(folders / "after", folders / "before", own_text=text, **EXACT)
+
+
+def test_own_text_is_not_written_among_other_files(folders, texts):
+    there = sorted(texts.iterdir())
+    with pytest.raises(ConfigurationError, match=r"has '0.txt' in it, .* text of your own is text=, --text"):
+        forgetting(folders / "before", folders / "after", own_text=texts, **EXACT)
+    assert sorted(texts.iterdir()) == there
+
+
+def test_own_text_that_was_stopped_goes_on(folders, tmp_path):
+    def stop(what, done, wanted):
+        raise KeyboardInterrupt
+
+    pair = folders / "before", folders / "after"
+    with pytest.raises(KeyboardInterrupt):
+        forgetting(*pair, own_text=tmp_path / "own", pieces=40, length=12, progress=stop, **EXACT)
+    assert 0 < len(list((tmp_path / "own").glob("pieces-*"))) < 2
+    again = forgetting(*pair, own_text=tmp_path / "own", pieces=40, length=12, **EXACT)
+    assert again.rows[0].documents == 40
+    assert again.rows == forgetting(*pair, own_text=True, pieces=40, length=12, **EXACT).rows
 
 
 def test_modules_are_left_as_they_were(texts):

@@ -81,6 +81,20 @@ def test_it_is_protect_and_finish(tmp_path, capsys):
     assert "Plan of protect()" in told and "Writing own text [" in told and "0.6 of what was learned is left" in told
 
 
+def test_a_guard_that_training_would_consolidate_is_refused():
+    """What the guard was protected from would be gone before finish() could go back."""
+    from anchorhold import protect  # noqa: PLC0415
+    from anchorhold.integrations import huggingface, lightning  # noqa: PLC0415
+
+    guard = protect(language.taught(), TOKENIZER, **language.FEW)
+    for module in (huggingface, lightning):
+        with pytest.raises(ConfigurationError, match=r"consolidate_at_end=False\) and call guard.finish\(\)"):
+            module.AnchorholdCallback(guard)
+        module.AnchorholdCallback(guard, consolidate_at_end=False)
+    with pytest.raises(ConfigurationError, match=r"consolidate_at_end=False"):
+        huggingface.GuardInCallback(lambda model: guard, [ROWS]).made_from(guard.model)
+
+
 def test_the_tokenizer_may_be_the_trainers(tmp_path):
     model, callback = language.taught(), ProtectCallback(**language.FEW)
     args = arguments(tmp_path, max_steps=2, save_strategy="no")

@@ -66,6 +66,10 @@ def test_a_file_that_is_no_text(tmp_path):
     for name in ("binary", "zeros"):
         match = rf"'.*{name}' is no text in UTF-8"
         refused(DataError, match, language.untrained(), TOKENIZER, old_data=[tmp_path / name])
+    (tmp_path / "chats.jsonl").write_text('{"text": "a b"}\n' * 40)
+    refused(
+        DataError, "jsonl' is JSON, whose marks", language.untrained(), TOKENIZER, old_data=tmp_path / "chats.jsonl"
+    )
     refused(DataError, "cannot be read", language.untrained(), TOKENIZER, old_data=[tmp_path / "absent"])
     refused(ConfigurationError, "no tokenizer to read them with", language.untrained(), old_data=[tmp_path / "zeros"])
 
@@ -78,6 +82,9 @@ def test_text_of_another_model(tmp_path):
     small.resize_token_embeddings(4)
     refused(StateError, "of tokens that it does not know", small, text=text)
     refused(ConfigurationError, r"text=int: expected an OwnText", language.untrained(), text=3)
+    file = tmp_path / "own.txt"
+    file.write_text("a b")
+    refused(ConfigurationError, r"own.txt' is a file; expected the folder", language.untrained(), text=file)
 
 
 def quantised(layer):
@@ -178,6 +185,9 @@ def test_too_little_memory_or_time():
         ({"strength": 3}, r"no option 'strength'; there are batch_size, cache"),
         ({"text": OwnText([]), "old_data": []}, "text= and old_data="),
         ({"memory": 0}, "memory=0"),
+        ({"writing": {"promts": ["a"]}}, r"writing has 'promts'; expected .* prompts, seed"),
+        ({"writing": {"length": 3}}, r"writing has 'length'; .* an option of protect\(\) itself"),
+        ({"writing": ["a"]}, "writing=list: expected arguments of write_text"),
     ],
     ids=str,
 )
@@ -188,6 +198,18 @@ def test_options_that_make_no_sense(options, match):
 def test_old_data_that_the_model_does_not_take():
     match = r"failed on old data of \(14, 5\) \(RuntimeError: .*forward=lambda"
     refused(BatchError, match, nn.Linear(4, 3), [torch.randn(16, 5)])
+
+
+def test_one_output():
+    match = "has one output, and protect.* takes outputs for the logits of classes"
+    refused(ConfigurationError, match, nn.Linear(4, 1), [torch.randn(16, 4)])
+
+    def both(model, inputs):
+        z = model(inputs)
+        return torch.cat([torch.zeros_like(z), z], -1)
+
+    guard = protect(nn.Linear(4, 1), [torch.randn(16, 4)], forward=both, progress=False)
+    assert guard.importance["weight"].any()
 
 
 def test_old_data_given_twice():

@@ -276,14 +276,17 @@ def test_it_goes_on_where_it_was_stopped(tmp_path):
     model = language.taught()
     guard = protected(model)
     optimizer = trained(model, guard, 7)
-    guard.checkpoint(tmp_path)
+    guard.checkpoint(tmp_path / "there")
     half = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
     language.fit(model, language.NEW, 9, optimizer)
     report = guard.finish()
 
     again = language.untrained()
     again.load_state_dict(half[0])
-    resumed = protect(again, TOKENIZER, resume=tmp_path, progress=False)
+    for name, other in (("exchange_rate", 7.0), ("share", 1 / 4), ("form", "diagonal")):
+        with pytest.raises(ConfigurationError, match=rf"{name}=.* with resume=: .* was protected with .*Leave it out"):
+            protect(again, TOKENIZER, resume=tmp_path / "there", progress=False, **{name: other})
+    resumed = protect(again, TOKENIZER, resume=tmp_path / "there", progress=False, exchange_rate=1, form="rotated")
     assert isinstance(resumed, ProtectedGuard) and resumed.report.seconds_taken == guard.report.seconds_taken
     optimizer = torch.optim.Adam(again.parameters(), 1e-2)
     optimizer.load_state_dict(half[1])

@@ -20,6 +20,8 @@ from anchorhold.evaluation.windows import Encoded, encode, same_tokens
 from anchorhold.own_text.beginnings import Beginnings
 from anchorhold.own_text.first_look import context_of, refuse_looking_ahead, vocabulary_of
 from anchorhold.own_text.model_reader import as_writer
+from anchorhold.own_text.text_folder import is_whole
+from anchorhold.own_text.whose_text import refuse_text_of_another
 from anchorhold.own_text.write import write_text
 from anchorhold.own_text.written_text import OwnText
 from anchorhold.settings import whole_number
@@ -401,11 +403,14 @@ def _own_documents(
     """Return the old model's own text, read from a folder or written now."""
     if given is False:
         return _Own()
+    is_given = isinstance(given, OwnText)
     if isinstance(given, OwnText):
         text = given
-    elif not isinstance(given, bool) and (Path(given) / "asked.json").is_file():
-        text = OwnText.load(given, reader.tokenizer)
+    elif not isinstance(given, bool) and is_whole(given):
+        text, is_given = OwnText.load(given, reader.tokenizer), True
     else:
+        if not isinstance(given, bool):
+            _refuse_other_files(Path(given))
         if reader.context is not None:
             length = min(length, reader.context - 1)
         text = write_text(
@@ -431,9 +436,26 @@ def _own_documents(
         own.encoded.append(Encoded(OWN, place, piece.tokens, piece.begun, len(written.encode())))
         if written:
             own.documents.append(Document(OWN, place, written))
+    if is_given:
+        where = "The own text" if isinstance(given, OwnText) else f"The own text in {str(given)!r}"
+        instead = f"Give the folder of what {reader.name} wrote, or another folder to write it to."
+        refuse_text_of_another(text, as_writer(opened.model, None, cache=False), where, instead)
     if not own.encoded:
         raise DataError("The own text has no pieces. Give another folder, or leave it out to have some written.")
     return own
+
+
+def _refuse_other_files(folder: Path) -> None:
+    """Refuse a folder with files of a user's own: text is written to it, and theirs is not read."""
+    if not folder.is_dir() or (folder / "asked.json").exists():
+        return
+    others = sorted(file.name for file in folder.iterdir() if not file.name.startswith((".", "pieces-")))
+    if others:
+        raise ConfigurationError(
+            f"own_text: the folder {str(folder)!r} has {others[0]!r} in it, and no text that a model wrote. Text that "
+            "the model before writes would be added there. Give a new folder; text of your own is text=, --text in a "
+            "shell."
+        )
 
 
 def _start_of(reader: Reader, asked: _Asked) -> int | None:

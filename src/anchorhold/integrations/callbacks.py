@@ -15,6 +15,7 @@ from anchorhold.errors import AnchorholdWarning, BatchError, ConfigurationError,
 from anchorhold.guard import Guard
 from anchorhold.guard.distributed.ranks import is_one_of_several
 from anchorhold.measures import SampleMeasure
+from anchorhold.protection import ProtectedGuard
 from anchorhold.settings import checked_share, number
 from anchorhold.task_free import TaskFree
 from anchorhold.tensors.sharding import whole_maxima, whole_sums
@@ -41,11 +42,17 @@ def of_another_trainer(trainer: str, module: str) -> AttributeError:
 
 
 class GuardInCallback:
-    """The guard that a callback was given, or the one that a function given makes from the model that is trained."""
+    """The guard that a callback was given, or the one that a function given makes from the model that is trained.
 
-    def __init__(self, given: Guard | Callable[[Any], Guard]) -> None:
+    Args:
+        given: the guard, or the function.
+        end: what the callback's ``consolidate_at_end`` is.
+    """
+
+    def __init__(self, given: Guard | Callable[[Any], Guard], end: object = False) -> None:
+        self._end = end
         if not _makes_guards(given):
-            checked_guard(given)
+            self._checked(given)
         self._guard = given if isinstance(given, Guard) else None
         self._make = None if isinstance(given, Guard) else given
         self._made_from: torch.nn.Module | None = None
@@ -66,9 +73,21 @@ class GuardInCallback:
         """Return the guard for a model that is about to be trained: the one there is, or one that is made now."""
         if self._guard is None:
             assert self._make is not None
-            self._guard = checked_guard(self._make(model))
+            self._guard = self._checked(self._make(model))
             self._made_from = model
         return self._guard
+
+    def _checked(self, given: object) -> Guard:
+        """Return a guard, or refuse one of protect() that would be consolidated on the new before it can finish."""
+        guard = checked_guard(given)
+        if isinstance(guard, ProtectedGuard) and self._end is not False:
+            raise ConfigurationError(
+                "AnchorholdCallback was given a guard of protect(), and would consolidate it on the new data when "
+                "training ends, after which guard.finish() has nothing to average with. Give "
+                "AnchorholdCallback(guard, consolidate_at_end=False) and call guard.finish() after training; with "
+                "Hugging Face's Trainer, ProtectCallback(tokenizer) does all of it."
+            )
+        return guard
 
     def leave_other_model(self, model: torch.nn.Module) -> None:
         """Let go of a guard that was made from another model than this one, so that a new one is made."""

@@ -107,7 +107,7 @@ class AnchorholdCallback(TrainerCallback):
         self.stop = StopAt(stop_at)
         self.best = BestWithin(best_within)
         self.share = checked_share_at_end(share)
-        self._source = GuardInCallback(guard)
+        self._source = GuardInCallback(guard, consolidate_at_end)
         self._to_rehearse = False
         self.consolidate_at_end = checked_end(consolidate_at_end)
         self.forward = forward

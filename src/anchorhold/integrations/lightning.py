@@ -93,7 +93,7 @@ class AnchorholdCallback(Callback):
         self.stop = StopAt(stop_at)
         self.best = BestWithin(best_within)
         self.share = checked_share_at_end(share)
-        self._source = GuardInCallback(guard)
+        self._source = GuardInCallback(guard, consolidate_at_end)
         self._restored: Mapping[str, Any] | None = None
         self._only_evaluating = False
         self._waits = False

@@ -144,6 +144,15 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[list[Piece], Kind]:
     return pieces, Kind(tuple(there["ends"]), there["padding"], there["named"])
 
 
+def is_whole(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds a text of which every piece is there."""
+    there = _read_asked(Path(path))
+    if there is None:
+        return False
+    digest = _digest(there["asked"])
+    return sum(len(_read_file(file, digest)) for file in _files(Path(path))) >= int(there["wanted"])
+
+
 def weights_digest(model: nn.Module) -> str:
     """Return a digest of all that a model's outputs depend on: weights, saved buffers and adapters that are in use."""
     digest = hashlib.sha256()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from anchorhold.errors import ConfigurationError, OrderError, StateError
+from anchorhold.errors import ConfigurationError, OrderError, StateError, StoreError
 from anchorhold.forms import form as form_by_name
 from anchorhold.guard import Guard
 from anchorhold.holds import Distillation
@@ -80,7 +80,8 @@ class Report:
             predicted = "" if self.predicted is None else f" (by the importance {self.predicted:.3g})"
             same = f"{self.lost.agreement:.1%} of predictions as before"
             lines.append(f"training lost {_nats(self.lost_before)}{predicted}")
-            lines.append(f"averaged, {self.share:.3g} of what was learned is left: {_nats(self.lost)} lost, {same}")
+            left = "not averaged" if self.share == 1 else f"averaged, {self.share:.3g} of what was learned is left"
+            lines.append(f"{left}: {_nats(self.lost)} lost, {same}")
         return "\n".join(lines)
 
 
@@ -127,8 +128,9 @@ class ProtectedGuard(Guard):
         given, allowed = self.check_finish(share, tolerance)
         if not self.has_moved:
             raise OrderError(
-                "finish() and no weight has moved since the model was protected, or since the last finish(). Call it "
-                "when training has ended; guard.attach(optimizer) comes before training."
+                "finish() was called, and no weight has moved since the model was protected, since the last finish() "
+                "or since guard.consolidate(). Call it when training has ended, once; guard.attach(optimizer) comes "
+                "before training."
             )
         found = self.retention()
         lost = found.worst  # of the samples kept aside, and of what else guard.keep() was given
@@ -172,6 +174,10 @@ class ProtectedGuard(Guard):
 
         Own text goes along, and the tokens that were kept aside. Real old data does not: give it again.
         """
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{str(folder)!r} cannot be made a folder ({error}). Name another one.") from error
         self.save(Path(folder) / GUARD_FILE)
         write_protection(self, Path(folder) / PROTECTION_FILE)
 

@@ -226,6 +226,14 @@ def resume_protection(
                 "data again."
             )
         samples = _samples_there(model, tokenizer, settings)
+    goes_on = {"exchange_rate": saved.exchange_rate, "share": saved.share, "form": saved.plan.form}
+    asked = {name: getattr(settings, name) for name in goes_on if options.get(name) is not None}
+    if others := [name for name, value in asked.items() if value != goes_on[name]]:
+        name = others[0]
+        raise ConfigurationError(
+            f"{name}={options[name]!r} with resume=: the model of {str(folder)!r} was protected with "
+            f"{goes_on[name]!r}, which goes on. Leave it out, or protect anew, without resume=."
+        )
     settings = dataclasses.replace(settings, exchange_rate=saved.exchange_rate, share=saved.share)
     measure = measure_for(settings, _outputs(model, samples, settings.forward))
     guard = made(model, measure, saved.plan, samples, settings)

@@ -21,7 +21,6 @@ from anchorhold.errors import (
     ConfigurationError,
     DataError,
     ModelError,
-    StateError,
     StoreError,
     warn,
 )
@@ -29,13 +28,10 @@ from anchorhold.own_text import OwnText, write_text
 from anchorhold.own_text.first_look import context_of
 from anchorhold.own_text.model_reader import as_writer
 from anchorhold.own_text.text_folder import weights_digest
+from anchorhold.own_text.whose_text import refuse_text_of_another
 from anchorhold.protection.planning import timed
 from anchorhold.protection.settings import Protection
 
-COMPARED = 4
-"""Pieces of a given text whose log-probabilities are compared with the model's."""
-APART = 0.05
-"""How far they may be apart, in nats a token, as rounding and other kernels make it."""
 WRITTEN_AT_ONCE = 32
 TIMED = 8
 """Tokens that are written to see how long one takes."""
@@ -208,6 +204,11 @@ def given_text(model: nn.Module, tokenizer: Any, given: object) -> OwnText:
     Raise :class:`StateError` for the text of another model: its log-probabilities are others.
     """
     if isinstance(given, str | os.PathLike):
+        if Path(given).is_file():
+            raise ConfigurationError(
+                f"text={str(given)!r} is a file; expected the folder that write_text(store=) was given. Files of text "
+                "are old data: old_data=[paths]."
+            )
         text, name = OwnText.load(given, tokenizer), repr(str(given))
     elif isinstance(given, OwnText):
         text, name = given, "The text given"
@@ -219,24 +220,9 @@ def given_text(model: nn.Module, tokenizer: Any, given: object) -> OwnText:
     if not len(text):
         raise DataError(f"{name} has no pieces. Write some: anchorhold.write_text(model, 512, store=folder).")
     writer = as_writer(model, None, cache=False)
+    instead = "Give text that this model wrote, or leave text= out to have it written."
     with evaluation_mode(model, model.parameters()):
-        for piece in text.pieces[:COMPARED]:
-            tokens = piece.tokens.to(writer.device)[None]
-            vocabulary = 0
-            try:
-                logits = writer.logits(tokens)[0].double()
-                vocabulary = logits.shape[-1]
-                own = logits.log_softmax(-1)[piece.begun - 1 : -1].gather(1, tokens[0, piece.begun :, None]).cpu()
-                apart = float((own[:, 0] - piece.log_probabilities.double()).abs().mean())
-            except (IndexError, RuntimeError):
-                apart = float("inf")
-            if not apart <= APART:
-                said = f"apart by {apart:.2g} nats a token" if vocabulary else "of tokens that it does not know"
-                raise StateError(
-                    f"{name} was not written by this model as it is now: the log-probabilities of piece "
-                    f"{piece.number} are {said}. Give text that this model wrote, or leave text= out to have it "
-                    "written."
-                )
+        refuse_text_of_another(text, writer, name, instead)
     return text
 
 
@@ -247,7 +233,8 @@ def read_text_files(paths: Any, tokenizer: Any, length: int, samples: int) -> li
     """
     if not is_tokenizer(tokenizer):
         raise ConfigurationError(
-            "old_data= names text files, and there is no tokenizer to read them with. Give it too."
+            "The old data is given as the paths of text files, and there is no tokenizer to read them with. Give both, "
+            "protect(model, tokenizer, old_data=paths). Texts themselves are given as batches of their tokens."
         )
     pieces = list(_pieces(paths, tokenizer, length, samples))
     if not pieces:
@@ -268,6 +255,11 @@ def read_text_files(paths: Any, tokenizer: Any, length: int, samples: int) -> li
 def _pieces(paths: Any, tokenizer: Any, length: int, samples: int) -> Iterator[list[int]]:
     found = 0
     for path in map(Path, paths):
+        if path.suffix.lower() in {".jsonl", ".ndjson", ".json"}:
+            raise DataError(
+                f"old_data: {str(path)!r} is JSON, whose marks and keys would be kept as if they were old text. Give "
+                "files of the text alone, or batches of its tokens."
+            )
         try:
             content = path.read_bytes()
         except OSError as error:

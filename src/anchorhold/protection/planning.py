@@ -116,6 +116,12 @@ def measure_for(settings: Protection, outputs: torch.Size | None) -> Measure:
         return Fisher(labels="sampled", seed=settings.seed)
     if len(outputs) > 2:
         return Fisher(labels="sampled", seed=settings.seed, class_dim=-1)
+    if outputs[-1] == 1:
+        raise ConfigurationError(
+            "The model has one output, and protect() takes outputs for the logits of classes. For the logit of one of "
+            "two classes give both: forward=lambda model, inputs: torch.cat([torch.zeros_like(z := model(inputs)), z], "
+            "-1). For a regression make a guard: Guard(model, Fisher(likelihood='gaussian'), exchange_rate=1)."
+        )
     return Fisher(labels="exact" if outputs[-1] <= FEW_CLASSES else "sampled", seed=settings.seed)
 
 

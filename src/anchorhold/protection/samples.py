@@ -81,7 +81,7 @@ def of_batches(
     if not kept or not told:
         raise BatchError(
             f"The old data has {seen} sample{'' if seen == 1 else 's'}; expected {ASIDE} at least, of which one is "
-            "kept aside, and better a few hundred."
+            "kept aside, and better a few hundred. Of text files, each `length` tokens are a sample."
         )
     scored, per = scored_positions(model, told + kept, forward)
     few = list(_first([_given(batch) for batch in told], measured))

@@ -1,6 +1,7 @@
 """The settings of :func:`anchorhold.protect`: one schema, which the callback has too."""
 
 import dataclasses
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,13 +12,15 @@ from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Form
 from anchorhold.forms import form as form_by_name
 from anchorhold.guard.arguments.selection import Protect
-from anchorhold.own_text import OwnText
+from anchorhold.own_text import OwnText, write_text
 from anchorhold.settings import checked_share, number, whole_number
 
 TOKENS = 2**17
 LENGTH = 256
 MEASURED = 256
 SHARE = 1 / 8
+_NOT_OF_WRITING = {"model", "pieces", "length", "tokenizer", "forward", "store", "progress"}
+"""Arguments of write_text() that protect() gives itself."""
 Progress = bool | Callable[[str, int, int], object]
 
 
@@ -87,6 +90,17 @@ class Protection:
             )
         if self.text is not None and self.old_data is not None:
             raise ConfigurationError("text= and old_data=: old data takes the place of own text. Give one of both.")
+        known = sorted(inspect.signature(write_text).parameters.keys() - _NOT_OF_WRITING)
+        if not isinstance(self.writing, Mapping):
+            raise ConfigurationError(
+                f"writing={type(self.writing).__name__}: expected arguments of write_text() by name, such as "
+                '{"prompts": questions}.'
+            )
+        if unknown := sorted(map(str, self.writing.keys() - set(known))):
+            raise ConfigurationError(
+                f"writing has {unknown[0]!r}; expected arguments of write_text() among {', '.join(known)}. All else "
+                "is an option of protect() itself: tokens, length, cache, forward, progress."
+            )
         if isinstance(self.form, str):
             object.__setattr__(self, "form", form_by_name(self.form))
         if not (self.form is None or isinstance(self.form, Form)):
