@@ -90,23 +90,18 @@ def checked_rate(rate: object, strength: object, tolerance: object, driver: Meas
             "protect=."
         )
     found = checked_exchange_rate(rate)
-    refuse_unless_in_nats(found, driver)
-    return found
-
-
-def refuse_unless_in_nats(rate: float, driver: Measure) -> None:
-    """Refuse an exchange rate for a measure whose importance is no number of nats."""
     if isinstance(driver, FineTune):
         raise ConfigurationError(
-            f"exchange_rate={rate:g} with {driver.name}, which holds no weight, so there is nothing to exchange. Leave "
-            "it out."
+            f"exchange_rate={found:g} with {driver.name}, which holds no weight, so there is nothing to exchange. "
+            "Leave it out."
         )
     if not driver.is_in_nats:
         raise ConfigurationError(
-            f"exchange_rate={rate:g} with {driver!r}, whose importance is no Fisher information: its unit is its own, "
+            f"exchange_rate={found:g} with {driver!r}, whose importance is no Fisher information: its unit is its own, "
             "and no factor turns it into nats. Give strength= or tolerance=, or take Fisher() with labels= 'exact', "
             "'sampled' or 'true', OnlineEWC(normalise=False) or PosteriorPrecision()."
         )
+    return found
 
 
 def checked_decay(value: float) -> float:

@@ -40,21 +40,19 @@ class Selection:
         elif callable(protect):
             self.predicate = protect
         else:
-            self._read_list(list(protect))
+            items = list(protect)
+            for item in items:
+                if isinstance(item, str):
+                    self.patterns.append(item)
+                elif isinstance(item, nn.Parameter):
+                    self.chosen.append(item)
+                else:
+                    raise ProtectError(
+                        f"protect holds a {type(item).__name__}; expected glob patterns or parameters of the model."
+                    )
+            if not items:
+                raise ProtectError("protect is an empty list; give None for every trainable parameter, or name some.")
         self.default = protect is None
-
-    def _read_list(self, items: list[str | nn.Parameter]) -> None:
-        for item in items:
-            if isinstance(item, str):
-                self.patterns.append(item)
-            elif isinstance(item, nn.Parameter):
-                self.chosen.append(item)
-            else:
-                raise ProtectError(
-                    f"protect holds a {type(item).__name__}; expected glob patterns or parameters of the model."
-                )
-        if not items:
-            raise ProtectError("protect is an empty list; give None for every trainable parameter, or name some.")
 
     def find(self, model: nn.Module, *, some: bool = True) -> dict[str, nn.Parameter]:
         """Return the chosen parameters by name, a tied one under its first name; there have to be ``some``, or not."""
@@ -111,17 +109,14 @@ def close_to(pattern: str, names: list[str]) -> str:
         return f"Did you mean {module!r}, all parameters of that module?"
     if matching := [name for name in names if fnmatchcase(name, anywhere)]:
         return f"A pattern has to match the whole name. Did you mean {anywhere!r}, which matches {_listing(matching)}?"
-    if not close and (alike := difflib.get_close_matches(pattern.strip("*."), _parts(names), n=1)):
+    parts = sorted({part for name in names for part in name.split(".")})
+    if not close and (alike := difflib.get_close_matches(pattern.strip("*."), parts, n=1)):
         return f"Did you mean '*{alike[0]}*', which is part of some names?"
     return f"Did you mean {_listing(close)}?" if close else f"The parameters are {_listing(names)}."
 
 
 def _is_trainable(_: str, parameter: nn.Parameter) -> bool:
     return parameter.requires_grad
-
-
-def _parts(names: list[str]) -> list[str]:
-    return sorted({part for name in names for part in name.split(".")})
 
 
 def _listing(names: list[str]) -> str:
