@@ -245,7 +245,8 @@ class Folded(Space):
         self.noted = self.noted if is_held else {}
         for pair in self.pairs.values():
             norm, before = pair.norm, self.noted.get(pair.norm)
-            now = _now(norm)
+            assert norm.running_mean is not None and norm.running_var is not None
+            now = _Noted(norm.running_mean.clone(), (norm.running_var + norm.eps).sqrt(), _versions(norm))
             has_both = all(role in pair.names for role in ("scale", "shift"))
             trained = has_both and norm.weight.requires_grad and norm.bias.requires_grad
             # Who loads or draws weights means them as they are. Those that are not trained stay too.
@@ -279,11 +280,6 @@ class _Noted(NamedTuple):
     mu: Tensor
     sigma: Tensor
     versions: tuple[int, int]
-
-
-def _now(norm: BatchNorm) -> _Noted:
-    assert norm.running_mean is not None and norm.running_var is not None
-    return _Noted(norm.running_mean.clone(), (norm.running_var + norm.eps).sqrt(), _versions(norm))
 
 
 def _versions(norm: BatchNorm) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """What becomes of batch norms when a task is consolidated."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from anchorhold.engine.batches import Forward, check_batches
 from anchorhold.errors import BatchError, ConfigurationError, ModelError, warn
 from anchorhold.guard.batch_norm.followed_layers import Following, find_following
 from anchorhold.guard.batch_norm.frozen_statistics import is_fresh
-from anchorhold.guard.core import Core, Runtime
+from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.ranks import is_fully_sharded
 from anchorhold.spaces import Folded, Space
 from anchorhold.tensors.names import named_modules
@@ -35,7 +35,11 @@ def norms_of_task(core: Core, batches: Iterable[Any] | None, forward: Forward | 
         return TaskNorms(frozenset(), {}, core.space, batches)
     if core.options.batch_norm == "freeze":
         return TaskNorms(core.state.frozen_norms | _trained(core), {}, core.space, batches)
-    _refuse_sharded(core.runtime)
+    if is_fully_sharded(core.runtime.model):
+        raise ConfigurationError(
+            "batch_norm='fold' with a sharded model: its layers and its batch norms are split in different places, so "
+            "no process has what belongs together. Take batch_norm='freeze'."
+        )
     if batches is None:
         raise BatchError(
             "batch_norm='fold' has to see the model called, to know which layer each batch norm follows: call "
@@ -55,11 +59,16 @@ def norms_of_task(core: Core, batches: Iterable[Any] | None, forward: Forward | 
     folded = _folded(core, found)
     left = (_trained(core) | found.others.keys()) - folded.keys()
     new = left - core.state.frozen_norms - core.runtime.warned.about(_UNFOLDED) - found.unseen
-    _warn_of_unfolded({name: found.others.get(name, _OTHERWISE) for name in new})
+    if new:
+        name, others = min(new), f" (and {len(new) - 1} more)" if len(new) > 1 else ""
+        warn(_NOT_FOLDED.format(name=name, others=others, reason=found.others.get(name, _OTHERWISE)))
     core.runtime.warned.add(_UNFOLDED, new)
     space = Folded(core.runtime.model, core.runtime.parameters, folded)
     space.agree(core.runtime.ranks.take_first)
-    return TaskNorms(core.state.frozen_norms | left, folded, space, _with_first(given, iterator, first))
+    # The first batch has been taken already, and is not drawn a second time.
+    begun = itertools.chain(first, iterator)
+    again = begun if iterator is given else _Reread(given, begun)
+    return TaskNorms(core.state.frozen_norms | left, folded, space, again)
 
 
 def _trained(core: Core) -> set[str]:
@@ -87,21 +96,6 @@ def _folded(core: Core, found: Following) -> dict[str, str]:
     return core.state.folded_norms | {name: layer for name, layer in new.items() if name not in core.state.frozen_norms}
 
 
-def _refuse_sharded(runtime: Runtime) -> None:
-    if is_fully_sharded(runtime.model):
-        raise ConfigurationError(
-            "batch_norm='fold' with a sharded model: its layers and its batch norms are split in different places, so "
-            "no process has what belongs together. Take batch_norm='freeze'."
-        )
-
-
-def _warn_of_unfolded(reasons: Mapping[str, str]) -> None:
-    if reasons:
-        name, reason = next(iter(sorted(reasons.items())))
-        others = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-        warn(_NOT_FOLDED.format(name=name, others=others, reason=reason))
-
-
 _UNFOLDED = "batch norms that are not folded"
 _OTHERWISE = "its layer was consolidated before it, in other coordinates"
 
@@ -109,13 +103,6 @@ _NOT_FOLDED = (
     "The batch norm {name!r}{others} cannot be folded: {reason}. Its running statistics are frozen instead, as "
     "batch_norm='freeze' does, and its scale and shift are held as they are."
 )
-
-
-def _with_first(batches: Iterable[Any], iterator: Iterator[Any], first: list[Any]) -> Iterable[Any]:
-    """Return batches of which the first has been taken already, without drawing them a second time."""
-    if iterator is batches:
-        return itertools.chain(first, iterator)
-    return _Reread(batches, itertools.chain(first, iterator))
 
 
 class _Reread:

@@ -38,11 +38,21 @@ class FrozenStatistics:
         """Keep these in eval mode from now on, and let others go back to the mode of the model."""
         wanted = list(layers)
         for layer in self._layers:
-            if layer not in wanted:
-                _unfreeze(layer, mode)
+            stand_in = vars(layer).get("train")
+            if layer in wanted or not isinstance(stand_in, _StaysInEval):
+                continue
+            stand_in.keepers -= 1
+            if stand_in.keepers <= 0:  # another guard may keep it too
+                del vars(layer)["train"]
+                layer.train(mode)
         for layer in wanted:
-            if layer not in self._layers:
-                _keep(layer)
+            if layer in self._layers:
+                continue
+            stand_in = vars(layer).get("train")
+            if not isinstance(stand_in, _StaysInEval):
+                stand_in = vars(layer)["train"] = _StaysInEval(layer)
+            stand_in.keepers += 1
+            layer.eval()
         self._layers = wanted
 
     def restore(self, names: Mapping[str, BatchNorm]) -> None:
@@ -64,24 +74,6 @@ class _StaysInEval:
     def __call__(self, mode: bool = True) -> BatchNorm:
         type(self.layer).train(self.layer, False)
         return self.layer
-
-
-def _keep(layer: BatchNorm) -> None:
-    stand_in = vars(layer).get("train")
-    if not isinstance(stand_in, _StaysInEval):
-        stand_in = vars(layer)["train"] = _StaysInEval(layer)
-    stand_in.keepers += 1
-    layer.eval()
-
-
-def _unfreeze(layer: BatchNorm, mode: bool) -> None:
-    stand_in = vars(layer).get("train")
-    if not isinstance(stand_in, _StaysInEval):
-        return
-    stand_in.keepers -= 1
-    if stand_in.keepers <= 0:
-        del vars(layer)["train"]
-        layer.train(mode)
 
 
 _IN_TRAINING_MODE = (
