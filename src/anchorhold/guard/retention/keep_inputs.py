@@ -36,7 +36,10 @@ def keep_inputs(
     samples: int,
 ) -> KeptSet:
     """Keep some inputs of a name, or of the next number, in one process or in several."""
-    _refuse_unless_classes(core.state)
+    for measure, ledger in core.state.ledgers.items():  # of what is no classifier, the KL would be of a softmax
+        likelihood = getattr(ledger.measure, "likelihood", None)
+        if likelihood in ("gaussian", "bernoulli"):
+            raise ConfigurationError(f"keep() beside {measure} with likelihood={likelihood!r}. {NO_CLASSES}")
     chosen = core.runtime.ranks.together(lambda: core.state.kept.free_name(name))
     core.state.kept.refuse_in_place_of_expected(chosen, in_a_task=bool(core.task.steps))
     batches = core.runtime.ranks.together(lambda: taken(inputs, samples))
@@ -46,7 +49,13 @@ def keep_inputs(
             f"The processes give {counts} batches to be kept, with a sharded model: FSDP gathers parameters only where "
             "all of them run alike. Give as many on each."
         )
-    _warn_unless_before_training(core, chosen)
+    if core.state.is_anchored and core.is_trained and chosen not in core.state.kept.dropped:
+        steps = max(core.task.steps.values())
+        warn(
+            f"keep() after {steps} step{'' if steps == 1 else 's'} of task {core.state.tasks + 1}: what is lost of the "
+            f"set {chosen!r} counts from the weights of now, and what was lost in these steps does not. Keep inputs "
+            "before training starts, right after consolidate()."
+        )
     with attachment.set_aside():
         # Processes that share a sharded model's parts have to run it alike, and each would cut its own as they are.
         kept = core.runtime.ranks.together(lambda: keep(core.runtime.model, batches, chosen, forward, cut=not sharded))
@@ -58,17 +67,6 @@ def keep_inputs(
     if attachment.attached():
         attachment.watcher.calls.watch(core.runtime.model)
     return kept
-
-
-def _warn_unless_before_training(core: Core, name: str) -> None:
-    """Say so where weights have left the anchor already: what was lost on the way there does not count."""
-    if core.state.is_anchored and core.is_trained and name not in core.state.kept.dropped:
-        steps = max(core.task.steps.values())
-        warn(
-            f"keep() after {steps} step{'' if steps == 1 else 's'} of task {core.state.tasks + 1}: what is lost of the "
-            f"set {name!r} counts from the weights of now, and what was lost in these steps does not. Keep inputs "
-            "before training starts, right after consolidate()."
-        )
 
 
 def _warn_unless_several(core: Core, kept: KeptSet) -> None:
@@ -118,11 +116,3 @@ def warn_unless_binding(state: GuardState, kept: Iterable[KeptSet]) -> None:
         assert state.tolerance is not None
         if (message := never_binds(each.name, each.classes, state.tolerance.nats)) is not None:
             warn(message)
-
-
-def _refuse_unless_classes(state: GuardState) -> None:
-    """Refuse to keep inputs of a model that a measure was told to be no classifier: the KL would be of a softmax."""
-    for name, ledger in state.ledgers.items():
-        likelihood = getattr(ledger.measure, "likelihood", None)
-        if likelihood in ("gaussian", "bernoulli"):
-            raise ConfigurationError(f"keep() beside {name} with likelihood={likelihood!r}. {NO_CLASSES}")

@@ -57,6 +57,7 @@ class AveragedAdapters:
         parts = [term.parameters for term in adapter.terms()] or [tuple(adapter.parameters())]
         return any(len({p in self._names for p in part if p.requires_grad}) > 1 for part in parts)
 
+    @torch.no_grad()
     def between(self, own: Mapping[str, Tensor], share: float) -> Means:
         """Return adapters' parameters by which Δ is the mean of that at the anchor and that of given values.
 
@@ -65,9 +66,27 @@ class AveragedAdapters:
             share: of these; at its ends, parameters are one or the other.
         """
         means = Means({}, {})
-        for path, (values, error) in self._each(own, share).items() if 0 < share < 1 else ():
-            means.values.update({self._names[p]: like_parameter(each, p) for p, each in values.items()})
-            means.errors[path] = error
+        if not 0 < share < 1:
+            return means
+
+        def now(parameter: nn.Parameter) -> Tensor:
+            name = self._names.get(parameter)
+            return whole(parameter.detach() if name is None else own[name]).to(running_dtype(parameter))
+
+        def then(parameter: nn.Parameter) -> Tensor:
+            name = self._names.get(parameter)
+            if name is None:  # a part that nothing trains, which is what it was
+                return now(parameter)
+            return whole(to_compute(self._anchor[name], parameter)).to(running_dtype(parameter))
+
+        for path, adapter in self._adapters.items():
+            with products_in("float32", adapter.parameters()[0].device):
+                found = adapter.between(now, then, share)
+            if found is not None:
+                for parameter, value in found.values.items():
+                    if name := self._names.get(parameter):
+                        means.values[name] = like_parameter(value, parameter)
+                means.errors[path] = found.error
         return means
 
     def warn_of(self, means: Means, share: float) -> None:
@@ -91,29 +110,6 @@ class AveragedAdapters:
                 f"{len(means.errors)} adapted layers more than {SAID_FROM:.0%}). What was lost is measured by "
                 "guard.retention(); anchorhold.merging.merge_adapters makes an adapter of both ranks together, exactly."
             )
-
-    @torch.no_grad()
-    def _each(self, own: Mapping[str, Tensor], share: float) -> dict[str, tuple[dict[nn.Parameter, Tensor], float]]:
-        """Return values in single precision at least, and the error of their mean, of each adapter that has any."""
-
-        def now(parameter: nn.Parameter) -> Tensor:
-            name = self._names.get(parameter)
-            return whole(parameter.detach() if name is None else own[name]).to(running_dtype(parameter))
-
-        def then(parameter: nn.Parameter) -> Tensor:
-            name = self._names.get(parameter)
-            if name is None:  # a part that nothing trains, which is what it was
-                return now(parameter)
-            return whole(to_compute(self._anchor[name], parameter)).to(running_dtype(parameter))
-
-        found = {}
-        for path, adapter in self._adapters.items():
-            with products_in("float32", adapter.parameters()[0].device):
-                between = adapter.between(now, then, share)
-            if between is not None:
-                values = {p: value for p, value in between.values.items() if p in self._names}
-                found[path] = values, between.error
-        return found
 
 
 def newcomers(core: Core) -> list[str]:
