@@ -397,25 +397,21 @@ class Core:
         """
         held = self.state.driving.held
         if self._largest is None or self._largest[0] is not held or self._largest[1] != self.runtime.version:
-            found = self._largest_of_weights() if self.state.driving.form.elementwise else self._largest_of_blocks()
+            if self.state.driving.form.elementwise:
+                diagonal = self.space.diagonal(diagonal_of(held))
+                own = {name: local(omega) for name, omega in diagonal.items()}
+                found = {name: float(omega.max()) if omega.numel() else 0.0 for name, omega in own.items()}
+                if any(map(is_sharded, self.runtime.parameters.values())):
+                    every = self.runtime.ranks.each(lambda: found)
+                    found = {name: max(theirs.get(name, 0.0) for theirs in every) for name in found}
+            else:
+                most = {matrix.block: float(matrix.largest_eigenvalue()) for matrix in held.values()}
+                steep = self.space.steepness()
+                found = {n: value * steep.get(n, 1.0) for block, value in most.items() for n in block.parameters}
             self._largest = held, self.runtime.version, found
         found = self._largest[2]
         of_parts = self.space.largest_of_parts(found)
         return found | of_parts if of_parts else found
-
-    def _largest_of_blocks(self) -> dict[str, float]:
-        most = {matrix.block: float(matrix.largest_eigenvalue()) for matrix in self.state.driving.held.values()}
-        steep = self.space.steepness()
-        return {name: value * steep.get(name, 1.0) for b, value in most.items() for name in b.parameters}
-
-    def _largest_of_weights(self) -> dict[str, float]:
-        diagonal = self.space.diagonal(diagonal_of(self.state.driving.held))
-        own = {name: local(omega) for name, omega in diagonal.items()}
-        found = {name: float(omega.max()) if omega.numel() else 0.0 for name, omega in own.items()}
-        if any(map(is_sharded, self.runtime.parameters.values())):
-            every = self.runtime.ranks.each(lambda: found)
-            found = {name: max(theirs.get(name, 0.0) for theirs in every) for name in found}
-        return found
 
     def held(
         self,

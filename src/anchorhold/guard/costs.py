@@ -100,7 +100,8 @@ class Costs:
 
 def costs_of(core: Core) -> Costs:
     """Return what a guard takes for the parameters that it protects now."""
-    form, storage, found = core.state.driving.form, core.state.driving.storage, []
+    driving, found = core.state.driving, []
+    form, storage, measure = driving.form, driving.storage, driving.measure
     for name, parameter in core.runtime.parameters.items():
         if is_lazy(parameter):
             raise ConfigurationError(
@@ -114,7 +115,7 @@ def costs_of(core: Core) -> Costs:
         weights = sum(parameter.numel() for parameter in members)
         usual = weights * (2 if core.has_linear_term else 1)
         anchors, applying = core.space.anchor_cost(block, form, cost, usual, core.state.merged_anchor)
-        own = core.state.driving.total.get(block.name)
+        own = driving.total.get(block.name)
         if own is not None:  # known by now, of how many tasks it is, and how much of it another block has too
             new = [tensor for tensor in own.state().values() if id(tensor) not in counted]
             counted |= {id(tensor) for tensor in new}
@@ -124,26 +125,22 @@ def costs_of(core: Core) -> Costs:
         if core.state.implicit.value and block.is_matrix and not form.has_eigenbasis:
             q += single * (cost.kept + weights)  # eigenvectors as large as Q, and an eigenvalue for each direction
             applying *= 2  # into those coordinates, and back
+        if measure.needs.data:
+            sums = measuring_bytes(form, block, measured)
+        else:  # along the path: running states, and θ(0) where it looks at steps
+            states = len(measure.running) + measure.needs.step
+            sums = sum(states * running_dtype(member).itemsize * member.numel() for member in members)
         found.append(
             BlockCost(
                 block.name,
                 weights,
                 cost.description,
                 q + anchored * anchors,
-                _measuring(core, block) + (single * weights if core.options.gradient_term else 0),
+                sums + (single * weights if core.options.gradient_term else 0),
                 applying * (len(own.parts) if isinstance(own, SumMatrix) else 1),
             )
         )
     return Costs(tuple(found), form.name, core.state.implicit.value)
-
-
-def _measuring(core: Core, block: Block) -> int:
-    """Return what a block takes while a task is measured, from data or along the path."""
-    measure, measured = core.state.driving.measure, core.measured
-    if measure.needs.data:
-        return measuring_bytes(core.state.driving.form, block, measured)
-    numbers = len(measure.running) + measure.needs.step
-    return sum(numbers * running_dtype(measured[name]).itemsize * measured[name].numel() for name in block.parameters)
 
 
 # Layers measured in chunks

@@ -252,14 +252,8 @@ class Ledger:
             for state, tensors in lasting.items()
         }
         omegas = self._like(parameters, importance, "importance")
-        self._refuse_negative(omegas)
-        return {name: DiagonalMatrix(name, omega) for name, omega in omegas.items()}, wrapped
-
-    def _refuse_negative(self, omegas: Mapping[str, Tensor]) -> None:
-        """Refuse an importance below 0, by which weights would be pushed away from the anchor."""
-        if self.measure.clamps_total:
-            return
-        for name, omega in omegas.items():
+        # Below 0, weights would be pushed away from the anchor.
+        for name, omega in omegas.items() if not self.measure.clamps_total else ():
             own = local(omega)
             if own.numel() and float(own.min()) < 0:
                 raise ConfigurationError(
@@ -267,6 +261,7 @@ class Ledger:
                     "expected none below 0. Clamp it, or let clamps_total be True: the total then keeps it, and it "
                     "counts as 0."
                 )
+        return {name: DiagonalMatrix(name, omega) for name, omega in omegas.items()}, wrapped
 
     def _like(self, parameters: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
         """Return what a measure found spread as the parameters are, or refuse what is not of their names and shapes."""

@@ -226,10 +226,15 @@ class TaskGradient:
             if beside
             else whole_model(core.runtime.model, core.runtime.parameters, by_layer=core.runtime.by_layer)
         )
-        limit = measure.sample_limit if isinstance(measure, SampleMeasure) else None
+        limit, asked = (measure.sample_limit, measure.score) if isinstance(measure, SampleMeasure) else (None, None)
+        score = TaskLogLikelihood("true")
+        if isinstance(asked, PositionScore):  # read and averaged as the measure has it, so that Q and g are of one loss
+            # A sum over positions is the same whether each is a sample of its own; what it is divided by is not.
+            per = "token" if asked.positions == "separate" else asked.per
+            score = TaskLogLikelihood("true", likelihood=asked.likelihood, class_dim=asked.class_dim, per=per)
         self._collector = SampleAccumulator(
             model,
-            self._score(),
+            score,
             IDENTITY,
             parameters=parameters,
             forward=forward,
@@ -237,16 +242,6 @@ class TaskGradient:
             reduction=core.own_parts(IDENTITY),
         )
         return self._collector
-
-    def _score(self) -> LogLikelihood:
-        """Return the log-likelihood, read and averaged as the measure has it, so that Q and g are of one loss."""
-        measure = self.core.state.driving.measure
-        asked = measure.score if isinstance(measure, SampleMeasure) else None
-        if not isinstance(asked, PositionScore):
-            return TaskLogLikelihood("true")
-        # A sum over positions is the same whether each is a sample of its own; what it is divided by is not.
-        per = "token" if asked.positions == "separate" else asked.per
-        return TaskLogLikelihood("true", likelihood=asked.likelihood, class_dim=asked.class_dim, per=per)
 
     def found(self) -> dict[str, Tensor]:
         """Return the mean over the samples of all processes, by parameter, spread as the parameters are."""

@@ -10,7 +10,6 @@ from anchorhold.guard.core import Core
 from anchorhold.guard.monitor import AdapterState, Monitor
 from anchorhold.guard.refreshing import refresh, refuse_another_shape
 from anchorhold.guard.stepping.training_calls import TrainingCalls
-from anchorhold.holds import Hold
 from anchorhold.holds.of_weights.quadratic import penalty_value
 from anchorhold.tensors.names import named_parameters
 from anchorhold.tensors.sharding import is_sharded, refuse_partitioned
@@ -34,7 +33,13 @@ def penalty_of(core: Core, monitors: Sequence[Monitor], calls: TrainingCalls, *,
     for hold in holds:
         if hold.runs_model and not batches:
             continue
-        own = _value_of(hold, core, parameters, calls)
+        with calls.paused():
+            own = hold.value(core.held(parameters, call=calls.last))
+        if own is not None and not (isinstance(own, Tensor) and own.ndim == 0):
+            raise ConfigurationError(
+                f"The hold {hold.name!r} has a value of type {type(own).__name__}; expected a tensor of one "
+                "number, or None for a hold that is no loss."
+            )
         value = value if own is None else value + own.to(value.device)
     return value
 
@@ -69,15 +74,3 @@ def _adapter_state(core: Core, here: Mapping[str, nn.Parameter]) -> AdapterState
         return "same"
     has_some = has_adapters(core.runtime.model, {id(parameter) for parameter in here.values()})
     return "replaced" if has_some else "unloaded"
-
-
-def _value_of(hold: Hold, core: Core, parameters: Mapping[str, nn.Parameter], calls: TrainingCalls) -> Tensor | None:
-    """Return what one hold is worth now, or refuse what is no number."""
-    with calls.paused():
-        own = hold.value(core.held(parameters, call=calls.last))
-    if own is not None and not (isinstance(own, Tensor) and own.ndim == 0):
-        raise ConfigurationError(
-            f"The hold {hold.name!r} has a value of type {type(own).__name__}; expected a tensor of one "
-            "number, or None for a hold that is no loss."
-        )
-    return own

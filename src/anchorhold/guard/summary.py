@@ -11,14 +11,12 @@ from torch.optim import Optimizer
 
 from anchorhold.adapters import has_adapters
 from anchorhold.errors import ConfigurationError
-from anchorhold.forms import Form
 from anchorhold.guard.arguments.default_space import why_not_merged
 from anchorhold.guard.arguments.strengths import total_trace
 from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.distributed.sharded_matrices import ShardedMatrix
 from anchorhold.guard.ledger import diagonal_of
 from anchorhold.guard.stepping.default_pull import Owned, why_explicit
-from anchorhold.holds import Hold
 from anchorhold.holds.of_weights.quadratic import penalty_value
 from anchorhold.measures import FineTune
 from anchorhold.tensors.sharding import is_sharded, local
@@ -33,17 +31,24 @@ def describe(core: Core, attached: Sequence[Optimizer], held_back: Owned) -> str
         held = _held(core)
     except ConfigurationError as error:
         held = [f"as it is now, the model cannot be held: {error}"]
-    lines = [_what(core, held_back), *_what_a_nat_is(core.state), *held, *_beside(core), *_kept(core.state)]
-    whose = ", ".join(type(optimizer).__name__ for optimizer in attached) or "no optimizer"
+    lines = [_what(core, held_back)]
+    if (rate := core.state.exchange_rate) is not None:  # in nats, bits and probabilities
+        whose = "token" if core.state.tokens_of_all not in (None, 1) else "sample"
+        bought = "1 nat" if rate == 1 else f"{rate:g} nats"
+        nat = f"a nat is {1 / math.log(2):.2f} bits, a probability {math.e:.2f} times smaller"
+        lines.append(f"1 nat lost of an old {whose} counts as {bought} of the new loss ({nat})")
+    lines += [*held, *_beside(core), *_kept(core.state)]
+    optimizers = ", ".join(type(optimizer).__name__ for optimizer in attached) or "no optimizer"
     steps = f"{core.task.most_steps} step{'' if core.task.most_steps == 1 else 's'} of task {core.state.tasks + 1}"
-    lines.append(f"attached to {whose}; {steps} seen")
+    lines.append(f"attached to {optimizers}; {steps} seen")
     return "\n  ".join(lines)
 
 
 def _what(core: Core, held_back: Owned) -> str:
     kept_as = core.state.driving.form
     form = "" if kept_as.elementwise else f" in the form {kept_as.name!r}"
-    form += _damping(kept_as)
+    damping, defaults = vars(kept_as).get("damping"), {each.name: each.default for each in dataclasses.fields(kept_as)}
+    form += "" if damping in (None, defaults.get("damping")) else f" with a damping of {damping:g}"
     measure = core.state.driving.measure
     usual = {field.name: field.default for field in dataclasses.fields(measure)}
     changed = [f"{name}={value!r}" for name, value in vars(measure).items() if usual.get(name) != value]
@@ -51,12 +56,6 @@ def _what(core: Core, held_back: Owned) -> str:
     named = settings if type(measure).__name__ == core.state.driver else f"{core.state.driver}, {settings}"
     how = _when_it_pulls(core, held_back) + _adapters(core)
     return f"Guard of {type(core.runtime.model).__name__}: {named}{form}, {_how_strongly(core.state)}{how}"
-
-
-def _damping(form: Form) -> str:
-    """Return the damping of a form that has another than it usually has."""
-    own, usual = vars(form).get("damping"), {field.name: field.default for field in dataclasses.fields(form)}
-    return "" if own is None or own == usual.get("damping") else f" with a damping of {own:g}"
 
 
 def _when_it_pulls(core: Core, held_back: Owned) -> str:
@@ -89,26 +88,12 @@ def _how_strongly(state: GuardState) -> str:
     if rate is not None and not state.strength:
         return f"exchange rate {rate:g}, of which the first consolidation makes a strength"
     if rate is not None:
-        return f"exchange rate {rate:g}, which is strength {state.strength:.3g}{_of_tokens(state)}"
+        tokens = state.tokens_of_all
+        of_tokens = "" if tokens in (None, 1) else f" for {tokens:.4g} scored tokens a sample"
+        return f"exchange rate {rate:g}, which is strength {state.strength:.3g}{of_tokens}"
     if strengths is None:
         return f"strength {state.strength:g}"
     return "strength " + ", ".join(f"{c:g} for {name!r}" for name, c in strengths.times(state.strength).items())
-
-
-def _of_tokens(state: GuardState) -> str:
-    tokens = state.tokens_of_all
-    return "" if tokens in (None, 1) else f" for {tokens:.4g} scored tokens a sample"
-
-
-def _what_a_nat_is(state: GuardState) -> list[str]:
-    """Return what an exchange rate means, in nats, bits and probabilities."""
-    rate = state.exchange_rate
-    if rate is None:
-        return []
-    whose = "token" if state.tokens_of_all not in (None, 1) else "sample"
-    bought = "1 nat" if rate == 1 else f"{rate:g} nats"
-    nat = f"a nat is {1 / math.log(2):.2f} bits, a probability {math.e:.2f} times smaller"
-    return [f"1 nat lost of an old {whose} counts as {bought} of the new loss ({nat})"]
 
 
 def strength_record(core: Core) -> dict[str, float | None]:
@@ -159,7 +144,10 @@ def _held(core: Core) -> list[str]:
     anchored = core.state.anchor.keys() | core.space.in_parts  # an adapter's may be of another rank by now
     known = {name: p for name, p in protected.items() if name in anchored and name in with_importance}
     held = {name: p for name, p in known.items() if p.shape == core.state.anchor.get(name, p).shape}
-    lines = [f"{verb} {amount(held.values())} to {_centre(core)}"]
+    mean = core.options.anchor_kind == "mean" and core.state.tasks > 1
+    where = f"{core.state.tasks} tasks, their mean by importance" if mean else f"task {core.state.tasks}"
+    where += ", with the gradients of losses there" if core.options.gradient_term else ""
+    lines = [f"{verb} {amount(held.values())} to what they were after {where}"]
     if replaced := [name for name in known if name not in held]:
         lines.append(f"consolidated with another shape, which attach() refuses: {replaced[0]}{_and_more(replaced)}")
     unheld = len(protected) - len(known)
@@ -177,15 +165,6 @@ def _held(core: Core) -> list[str]:
     if any(map(is_sharded, held.values())):
         lines.append("(the model is sharded: these are the numbers of this process's part)")
     return lines
-
-
-def _centre(core: Core) -> str:
-    """Return what weights are held to, in words."""
-    mean = core.options.anchor_kind == "mean" and core.state.tasks > 1
-    where = f"{core.state.tasks} tasks, their mean by importance" if mean else f"task {core.state.tasks}"
-    return f"what they were after {where}" + (
-        ", with the gradients of losses there" if core.options.gradient_term else ""
-    )
 
 
 @torch.no_grad()
@@ -254,19 +233,15 @@ def _beside(core: Core) -> list[str]:
         lines.append(f"running statistics frozen in {_norms(core.state.frozen_norms)}")
     if core.state.folded_norms:
         lines.append(f"folded into the layers before them: {_norms(core.state.folded_norms)}")
-    lines += [_beside_it(hold, core.state.tasks) for hold in core.options.holds]
+    for hold in core.options.holds:
+        told = hold.told() or f"strength {hold.strength:g}"
+        waits = ", from the first consolidation on" if hold.waits(core.state.tasks) else ""
+        last = getattr(hold, "last", None)
+        loss = "" if last is None else f"; its loss was {float(last):.3g} at the last step"
+        lines.append(f"beside it holds {hold.name}: {told}{waits}{loss}")
     if watching := [name for name in core.state.ledgers if name != core.state.driver]:
         lines.append(f"watched by {', '.join(watching)}")
     return lines
-
-
-def _beside_it(hold: Hold, tasks: int) -> str:
-    """Return what a hold says of itself, and what it was worth at the last step."""
-    told = hold.told() or f"strength {hold.strength:g}"
-    waits = ", from the first consolidation on" if hold.waits(tasks) else ""
-    last = getattr(hold, "last", None)
-    loss = "" if last is None else f"; its loss was {float(last):.3g} at the last step"
-    return f"beside it holds {hold.name}: {told}{waits}{loss}"
 
 
 def _norms(names: Collection[str]) -> str:
