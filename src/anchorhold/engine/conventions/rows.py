@@ -53,7 +53,10 @@ def documents_apart(batch: Batch, *, causal: bool, masked: bool) -> Batch:
     if not isinstance(tokens, Tensor) or tokens.ndim < 2:
         return batch
     shape = tokens.shape[:2]
-    real = _real(inputs, shape)
+    mask = inputs.get("attention_mask")
+    real = torch.ones(shape, dtype=torch.bool)  # all tokens, but for padding
+    if isinstance(mask, Tensor) and mask.shape == shape:
+        real = mask.cpu() != 0
     starts = _stated_starts(inputs, shape)
     if starts is None:
         starts = _restarts(inputs.get("position_ids"), real) if causal else None
@@ -63,14 +66,6 @@ def documents_apart(batch: Batch, *, causal: bool, masked: bool) -> Batch:
     long = [document for document in documents if document.end - document.first > 1]
     kept = (long or documents[:1]) if causal else documents
     return _laid_out(batch, shape, kept, causal=causal, masked=masked)
-
-
-def _real(inputs: Mapping[str, Any], shape: torch.Size) -> Tensor:
-    """Return which tokens are no padding."""
-    mask = inputs.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.shape == shape:
-        return mask.cpu() != 0
-    return torch.ones(shape, dtype=torch.bool)
 
 
 def _stated_starts(inputs: Mapping[str, Any], shape: torch.Size) -> Tensor | None:
