@@ -322,7 +322,8 @@ class Kronecker(LayerForm):
             damped = damp(factor, share, size)
             rank = self.rank if side == "lowrank" else None
             kept.append(spectrum_of(damped, size, rank) if self._is_spectrum(side) else damped)
-        return KroneckerMatrix(block, *kept, self.sums, self.precision)
+        g, a = kept
+        return KroneckerMatrix(block, g, a, self.sums, self.precision)
 
     def _is_spectrum(self, side: Side) -> bool:
         return side == "lowrank" or (self.bits == 16 and side in ("dense", "blocks"))
