@@ -206,13 +206,6 @@ def _advised_call(taken: inspect.Signature, in_order: list[Any], by_name: Mappin
     return ", ".join([given, *(f"{name}=..." for name in missing)])
 
 
-def _are_rows(batch: list[Any] | tuple[Any, ...]) -> bool:
-    """Return whether these are samples that nobody has collated: mappings, several of them or without a tensor."""
-    if not batch or not all(isinstance(part, Mapping) for part in batch):
-        return False
-    return len(batch) > 1 or not any(isinstance(leaf, Tensor) for leaf in tree_flatten(batch[0])[0])
-
-
 def _parts(batch: Any) -> tuple[Any, Tensor | None]:
     """Return a batch's inputs and its targets."""
     inputs, targets = batch, None
@@ -220,7 +213,9 @@ def _parts(batch: Any) -> tuple[Any, Tensor | None]:
         inputs = {key: value for key, value in batch.items() if key != "labels"}
         targets = batch.get("labels")
     elif isinstance(batch, tuple | list):
-        if _are_rows(batch):
+        # Samples that nobody has collated are mappings: several of them, or one without a tensor.
+        mappings = len(batch) > 0 and all(isinstance(part, Mapping) for part in batch)
+        if mappings and (len(batch) > 1 or not any(isinstance(leaf, Tensor) for leaf in tree_flatten(batch[0])[0])):
             raise BatchError(
                 f"A batch that is a list of {len(batch)} rows with {', '.join(map(repr, list(batch[0])[:5]))}, as a "
                 "data set has them before they are collated, or a trainer whose model writes the texts itself; "

@@ -317,15 +317,13 @@ class Kronecker(LayerForm):
 
     def matrix(self, measure: SampleMeasure, block: Block, means: Mapping[str, Tensor]) -> KroneckerMatrix:
         share = self.damping**0.5
-        factors = (damp(f, share, n) for f, n in zip(factors_of(block, means), block.size, strict=True))
-        g, a = (self._kept(*each) for each in zip(factors, self.sides(block), block.size, strict=True))
+        kept: list[KeptFactor] = []
+        for factor, side, size in zip(factors_of(block, means), self.sides(block), block.size, strict=True):
+            damped = damp(factor, share, size)
+            rank = self.rank if side == "lowrank" else None
+            kept.append(spectrum_of(damped, size, rank) if self._is_spectrum(side) else damped)
+        g, a = kept
         return KroneckerMatrix(block, g, a, self.sums, self.precision)
-
-    def _kept(self, factor: Factor, side: Side, size: int) -> KeptFactor:
-        """Return a factor as it is kept."""
-        if not self._is_spectrum(side):
-            return factor
-        return spectrum_of(factor, size, self.rank if side == "lowrank" else None)
 
     def _is_spectrum(self, side: Side) -> bool:
         return side == "lowrank" or (self.bits == 16 and side in ("dense", "blocks"))

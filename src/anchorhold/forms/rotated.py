@@ -348,7 +348,15 @@ class Rotated(LayerForm):
                 like = next(factor for factor in own if factor is not None)
                 theirs = balance(*before.to(like.device, like.dtype).factors)
             inputs = means.get(f"{block.name}/A") if self.share_inputs else None
-            shared = None if inputs is None else _known_basis(seen, inputs)
+            shared = None
+            if inputs is not None:
+                # The basis of the first factor that is equal to this one, to the last bit.
+                equal = (
+                    u
+                    for a, u in seen
+                    if a.shape == inputs.shape and a.device == inputs.device and torch.equal(a, inputs)
+                )
+                shared = next(equal, None)
             along = shared
             if inputs is not None and shared is None and theirs is None:
                 # Before it is balanced with G: so layers with equal inputs get equal bits, in any turn.
@@ -436,11 +444,3 @@ class Rotated16(Rotated):
 def _pair(tensors: Mapping[str, Tensor], kind: str) -> Basis:
     """Return the tensors of both sides whose names begin alike; ``None`` for a side without one."""
     return Basis(tensors.get(f"{kind}G"), tensors.get(f"{kind}A"))
-
-
-def _known_basis(seen: Sequence[tuple[Tensor, Tensor]], factor: Tensor) -> Tensor | None:
-    """Return the basis of the first factor that is equal to one, to the last bit; ``None`` if none is."""
-    for other, u in seen:
-        if other.shape == factor.shape and other.device == factor.device and torch.equal(other, factor):
-            return u
-    return None

@@ -249,17 +249,14 @@ def displacement(
     like = next(parameters[name] for name in matrix.block.parameters if name in parameters)
     exact = running_dtype(like)
     dtype = matrix.compute_dtype(exact) if rounded else exact
-    return {
-        name: _difference(parameters[name], to_compute(anchor[name], like), exact, dtype)
-        if name in parameters
-        else torch.zeros_like(anchor[name], dtype=dtype, device=like.device)
-        for name in matrix.block.parameters
-    }
-
-
-def _difference(theta: Tensor, theta_star: Tensor, exact: torch.dtype, dtype: torch.dtype) -> Tensor:
-    """Return θ − θ* as it is in one precision, rounded to another."""
-    if exact == dtype:
-        return theta.to(dtype) - theta_star.to(dtype)
-    # In one pass over the weights: torch subtracts 16-bit numbers in single precision, and rounds what it writes.
-    return torch.sub(theta, theta_star, out=torch.empty_like(theta, dtype=dtype))
+    found = {}
+    for name in matrix.block.parameters:
+        if name not in parameters:
+            found[name] = torch.zeros_like(anchor[name], dtype=dtype, device=like.device)
+            continue
+        theta, theta_star = parameters[name], to_compute(anchor[name], like)
+        if exact == dtype:
+            found[name] = theta.to(dtype) - theta_star.to(dtype)
+        else:  # in one pass: torch subtracts 16-bit numbers in single precision, and rounds what it writes
+            found[name] = torch.sub(theta, theta_star, out=torch.empty_like(theta, dtype=dtype))
+    return found

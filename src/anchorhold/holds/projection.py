@@ -177,7 +177,8 @@ class Projection(Hold):
         """Remember the weights of layers that are projected."""
         for name, parameter in self._kept_back(held):
             before = self._before.get(name)
-            if before is None or (before.shape, before.dtype, before.device) != _kind(parameter):
+            like = (parameter.shape, parameter.dtype, parameter.device)
+            if before is None or (before.shape, before.dtype, before.device) != like:
                 self._before[name] = parameter.detach().clone()
             else:
                 before.copy_(parameter.detach())
@@ -281,17 +282,15 @@ class Projection(Hold):
             soft = space if isinstance(space, SoftSpace) else SoftSpace.nothing(a, dtype, self.alpha)
             return soft.grown(a)
         hard = space if isinstance(space, HardSpace) else HardSpace.nothing(a, dtype)
-        return hard.grown(a, self._threshold_of(block.parameters[0]))
-
-    def _threshold_of(self, name: str) -> float:
         if not isinstance(self.threshold, dict):
-            return self.threshold
-        pattern = first_match(self.threshold, name)
+            return hard.grown(a, self.threshold)
+        pattern = first_match(self.threshold, block.parameters[0])
         if pattern is None:
             raise ConfigurationError(
-                f"threshold={self.threshold} says nothing of the layer {name!r}. Give one for all others, by '*'."
+                f"threshold={self.threshold} says nothing of the layer {block.parameters[0]!r}. Give one for all "
+                "others, by '*'."
             )
-        return self.threshold[pattern]
+        return hard.grown(a, self.threshold[pattern])
 
     def _refuse_other_blocks(self, blocks: Iterable[Block]) -> None:
         """Refuse a layer whose bias has come to be protected, or is no longer, since its inputs were kept."""
@@ -353,10 +352,6 @@ def _key(block: Block) -> str:
 
 def _names(key: str) -> tuple[str, ...]:
     return tuple(key.rpartition("#")[0].split("+"))
-
-
-def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _refuse_sharded(held: Held) -> None:

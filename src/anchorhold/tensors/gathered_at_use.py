@@ -90,16 +90,14 @@ class GatheredAtUse(Tensor):
         kwargs = kwargs or {}
         first = args[0] if args else None
         if isinstance(first, cls) and func.is_view:
-            found = func(first.without_memory(), *args[1:], **kwargs)
+            # Asked of a tensor without memory that lies as this one does.
+            like = _meta(first.parts, first.dtype).as_strided(first.size(), first.stride(), first.storage_offset())
+            found = func(like, *args[1:], **kwargs)
             return tree_map(lambda view: first.lying_as(view, first.dtype), found)
         if isinstance(first, cls) and func is _TO_ANOTHER_TYPE and kwargs.keys() == {"dtype"}:
             return first.lying_as(first, kwargs["dtype"])
         _refuse_to_write(func, args, kwargs)
         return func(*tree_map(_whole, args), **tree_map(_whole, kwargs))
-
-    def without_memory(self) -> Tensor:
-        """Return a tensor without memory that lies as this one does."""
-        return _meta(self.parts, self.dtype).as_strided(self.size(), self.stride(), self.storage_offset())
 
     def lying_as(self, like: Tensor, dtype: torch.dtype) -> "GatheredAtUse":
         """Return what lies in the same parameter as another tensor does in its own."""

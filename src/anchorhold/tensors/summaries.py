@@ -15,7 +15,19 @@ _OF_A_ROW = 2**12
 
 def checksum(tensors: Iterable[Tensor]) -> int:
     """Return a number that differs, most likely, where any bit does, or lies in another place."""
-    return sum((place + 1) * _by_place(tensor) for place, tensor in enumerate(tensors))
+    total = 0
+    for place, tensor in enumerate(tensors):
+        flat = tensor.detach().contiguous().flatten()
+        # Of 64 bits in one number, two that change their sign together would cancel out as it wraps around.
+        bits = flat.view({1: torch.int8, 2: torch.int16}.get(flat.element_size(), torch.int32))
+        # The sum of a tensor's bits, each few of them times a number of their place's own.
+        full = bits.numel() // _ROW
+        within = _odd_numbers(_ROW).to(bits.device)
+        sums = [(rows * within).sum(1) for rows in bits[: full * _ROW].view(full, _ROW).split(_ROWS)]
+        rest = bits[full * _ROW :]
+        every = torch.cat([*sums, (rest * within[: len(rest)]).sum().view(1)])
+        total += (place + 1) * int((every * _odd_numbers(len(every)).to(every.device)).sum())
+    return total
 
 
 def row_checksums(tensors: Iterable[Tensor]) -> Tensor:
@@ -42,19 +54,6 @@ def earlier_checksum(tensors: Iterable[Tensor]) -> int:
         # int64 sums wrap around the same way in any order, on any device.
         total += (place + 1) * int(tensor.detach().contiguous().view(bits).sum(dtype=torch.int64))
     return total
-
-
-def _by_place(tensor: Tensor) -> int:
-    """Return the sum of a tensor's bits, each few of them times a number of their place's own."""
-    flat = tensor.detach().contiguous().flatten()
-    # Of 64 bits in one number, two that change their sign together would cancel out as it wraps around.
-    bits = flat.view({1: torch.int8, 2: torch.int16}.get(flat.element_size(), torch.int32))
-    full = bits.numel() // _ROW
-    within = _odd_numbers(_ROW).to(bits.device)
-    sums = [(rows * within).sum(1) for rows in bits[: full * _ROW].view(full, _ROW).split(_ROWS)]
-    rest = bits[full * _ROW :]
-    every = torch.cat([*sums, (rest * within[: len(rest)]).sum().view(1)])
-    return int((every * _odd_numbers(len(every)).to(every.device)).sum())
 
 
 @lru_cache(8)

@@ -67,14 +67,6 @@ class MeanField(nn.Module):
     """Whether it draws in evaluation too."""
     LAYER: ClassVar[type[nn.Module]]
 
-    def become(self, log_variance: float, noise: Noise) -> None:
-        """Get variances, all the same."""
-        self.noise = noise
-        for name in ("weight", "bias"):
-            mean = getattr(self, name)
-            variance = None if mean is None else nn.Parameter(torch.full_like(mean.detach(), log_variance))
-            self.register_parameter(name + LOG_VARIANCE, variance)
-
     def gaussians(self) -> dict[str, Gaussian]:
         """Return weight and bias as they are distributed, by the names of their means."""
         found = {"weight": Gaussian(self.weight, self.weight_log_variance)}
@@ -222,7 +214,11 @@ def mean_field(model: Model, log_variance: float = -6.0, noise: Noise = "outputs
     for layer in layers:
         layer.__class__ = KINDS[type(layer)]
         assert isinstance(layer, MeanField)
-        layer.become(start, noise)
+        layer.noise = noise
+        for name in ("weight", "bias"):
+            mean = getattr(layer, name)
+            variance = None if mean is None else nn.Parameter(torch.full_like(mean.detach(), start))
+            layer.register_parameter(name + LOG_VARIANCE, variance)
     return model
 
 

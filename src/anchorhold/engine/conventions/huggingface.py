@@ -75,16 +75,31 @@ def _labels_of_text(
     return batch.targets if given else None
 
 
+_GIVEN = ("decoder_input_ids", "decoder_inputs_embeds")
+
+
 def _with_decoder_inputs(model: nn.Module, writer: nn.Module, batch: Batch) -> Batch:
-    if not isinstance(batch.inputs, Mapping) or batch.targets is None:
+    """Return a batch with what the decoder reads, made from the labels as the model does where it is missing.
+
+    Args:
+        model: what is called with the inputs.
+        writer: the encoder-decoder model that generates: the same, or a part of it.
+        batch: the samples, whose labels are what the decoder is to write.
+    """
+    inputs, labels = batch.inputs, batch.targets
+    if not isinstance(inputs, Mapping) or labels is None:
         return batch
-    if writer is not model and batch.targets.ndim != 2:
+    if writer is not model and labels.ndim != 2:
         return batch  # a class for each text: no text to be written
-    inputs = with_decoder_inputs(model, writer, batch.inputs, batch.targets)
-    if writer is model or inputs is batch.inputs:
-        return replace(batch, inputs=inputs)
-    labelling = partial(_labels_of_decoder, type(model).__name__, tokens_of(writer))
-    return replace(batch, inputs=inputs, labelling=labelling)
+    if any(inputs.get(name) is not None for name in _GIVEN) or not accepts_argument(model, _GIVEN[0]):
+        return batch
+    refuse_single_texts(inputs, labels)
+    prepare = getattr(writer, "prepare_decoder_input_ids_from_labels", None)
+    made = _one_position_later(writer, labels) if prepare is None else prepare(labels=labels)
+    completed = replace(batch, inputs={**inputs, _GIVEN[0]: made})
+    if writer is model:
+        return completed
+    return replace(completed, labelling=partial(_labels_of_decoder, type(model).__name__, tokens_of(writer)))
 
 
 def _labels_of_decoder(name: str, tokens: frozenset[int], batch: Batch, outputs: Tensor) -> Tensor | None:
@@ -165,33 +180,14 @@ def next_token_labels(inputs: Mapping[str, Any], labels: Tensor | None) -> Tenso
     return shifted
 
 
-_GIVEN = ("decoder_input_ids", "decoder_inputs_embeds")
-
-
-def with_decoder_inputs(
-    model: nn.Module, writer: nn.Module, inputs: Mapping[str, Any], labels: Tensor
-) -> Mapping[str, Any]:
-    """Return inputs that have what the decoder reads, made from the labels as the model does where it is missing.
-
-    Args:
-        model: what is called with the inputs.
-        writer: the encoder-decoder model that generates: the same, or a part of it.
-        inputs: a batch without its labels.
-        labels: what the decoder is to write.
-    """
-    if any(inputs.get(name) is not None for name in _GIVEN) or not accepts_argument(model, _GIVEN[0]):
-        return inputs
-    refuse_single_texts(inputs, labels)
-    prepare = getattr(writer, "prepare_decoder_input_ids_from_labels", None)
-    made = _one_position_later(writer, labels) if prepare is None else prepare(labels=labels)
-    return {**inputs, _GIVEN[0]: made}
-
-
 def _one_position_later(writer: nn.Module, labels: Tensor) -> Tensor:
     """Return labels as the decoder of a model reads them that makes them inside its loss alone, as Whisper does."""
     config = getattr(writer, "config", None)
     start, padding = (getattr(config, f"{name}_token_id", None) for name in ("decoder_start", "pad"))
-    if start is None or padding is None or _starts_otherwise(writer):
+    # A family of models may begin with something else than a start token, by its own function for it.
+    shift = getattr(sys.modules.get(type(writer).__module__), "shift_tokens_right", None)
+    starts_otherwise = shift is not None and "decoder_start_token_id" not in inspect.signature(shift).parameters
+    if start is None or padding is None or starts_otherwise:
         raise BatchError(
             f"A batch with labels and without decoder_input_ids, which cannot be made from them: they are the labels "
             f"one position later, and {type(writer).__name__} does not say what comes first and what stands for -100 "
@@ -201,12 +197,6 @@ def _one_position_later(writer: nn.Module, labels: Tensor) -> Tensor:
     later = torch.full_like(labels, start)
     later[:, 1:] = labels[:, :-1]
     return later.masked_fill_(later == IGNORED, padding)
-
-
-def _starts_otherwise(writer: nn.Module) -> bool:
-    """Return whether a family of models begins with something else than a start token, by its own function for it."""
-    shift = getattr(sys.modules.get(type(writer).__module__), "shift_tokens_right", None)
-    return shift is not None and "decoder_start_token_id" not in inspect.signature(shift).parameters
 
 
 def accepts_argument(model: nn.Module, name: str) -> bool:

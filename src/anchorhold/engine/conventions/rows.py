@@ -53,24 +53,24 @@ def documents_apart(batch: Batch, *, causal: bool, masked: bool) -> Batch:
     if not isinstance(tokens, Tensor) or tokens.ndim < 2:
         return batch
     shape = tokens.shape[:2]
-    real = _real(inputs, shape)
+    mask = inputs.get("attention_mask")
+    real = torch.ones(shape, dtype=torch.bool)  # all tokens, but for padding
+    if isinstance(mask, Tensor) and mask.shape == shape:
+        real = mask.cpu() != 0
     starts = _stated_starts(inputs, shape)
     if starts is None:
         starts = _restarts(inputs.get("position_ids"), real) if causal else None
     if starts is None:
         return batch
-    documents = _documents(starts, real)
+    documents = []
+    for row, (begins, counts) in enumerate(zip(starts, real, strict=True)):
+        for first, end in itertools.pairwise([*begins.nonzero().flatten().tolist(), len(begins)]):
+            places = counts[first:end].nonzero().flatten()
+            if len(places):
+                documents.append(Document(row, first + int(places[0]), first + int(places[-1]) + 1))
     long = [document for document in documents if document.end - document.first > 1]
     kept = (long or documents[:1]) if causal else documents
     return _laid_out(batch, shape, kept, causal=causal, masked=masked)
-
-
-def _real(inputs: Mapping[str, Any], shape: torch.Size) -> Tensor:
-    """Return which tokens are no padding."""
-    mask = inputs.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.shape == shape:
-        return mask.cpu() != 0
-    return torch.ones(shape, dtype=torch.bool)
 
 
 def _stated_starts(inputs: Mapping[str, Any], shape: torch.Size) -> Tensor | None:
@@ -111,18 +111,6 @@ def _restarts(positions: object, real: Tensor) -> Tensor | None:
         starts[row, places[1:][anew]] = True
         several |= bool(anew.any())
     return starts if several else None
-
-
-def _documents(starts: Tensor, real: Tensor) -> list[Document]:
-    """Return where documents lie, from their beginnings and what is no padding."""
-    found = []
-    for row, (begins, counts) in enumerate(zip(starts, real, strict=True)):
-        bounds = [*begins.nonzero().flatten().tolist(), len(begins)]
-        for first, end in itertools.pairwise(bounds):
-            places = counts[first:end].nonzero().flatten()
-            if len(places):
-                found.append(Document(row, first + int(places[0]), first + int(places[-1]) + 1))
-    return found
 
 
 def _laid_out(batch: Batch, shape: torch.Size, documents: list[Document], *, causal: bool, masked: bool) -> Batch:

@@ -148,17 +148,17 @@ class Categorical(Likelihood):
 
     def targets(self, targets: Tensor, outputs: Tensor, class_dim: int, needed: bool) -> Targets:
         """Return labels where they are needed, or where they say which positions count."""
-        labels = self._labels(targets, outputs, class_dim, needed)
-        return Targets(labels, None if labels is None else (labels != IGNORED).unsqueeze(-1))
-
-    def _labels(self, targets: Tensor, outputs: Tensor, class_dim: int, needed: bool) -> Tensor | None:
-        if targets.shape == outputs.shape:
-            return _from_shares(targets, outputs, class_dim, needed)
         expected = without_classes(outputs, class_dim)
-        if needed or targets.is_floating_point() or (1 < targets.ndim == len(expected) and targets.shape != expected):
-            return checked_labels(targets, outputs, class_dim)
+        wrong = 1 < targets.ndim == len(expected) and targets.shape != expected
         # Other labels of whole samples, which are not needed, say nothing of positions.
-        return targets.to(outputs.device).reshape(len(outputs), -1).long() if targets.shape == expected else None
+        labels: Tensor | None = None
+        if targets.shape == outputs.shape:
+            labels = _from_shares(targets, outputs, class_dim, needed)
+        elif needed or targets.is_floating_point() or wrong:
+            labels = checked_labels(targets, outputs, class_dim)
+        elif targets.shape == expected:
+            labels = targets.to(outputs.device).reshape(len(outputs), -1).long()
+        return Targets(labels, None if labels is None else (labels != IGNORED).unsqueeze(-1))
 
     def exact(self, z: Tensor, phi: Phi, positions: Positions) -> tuple[int, RowMaker]:
         """Return rows over labels, one fewer for a square."""
@@ -182,7 +182,12 @@ class Categorical(Likelihood):
         return classes, every_label
 
     def sampled(self, z: Tensor, draws: int, generator: torch.Generator | None) -> RowMaker:
-        return _of_labels(z, torch.cat([_drawn(z[:, here], draws, generator) for here in position_pieces(z)], dim=1))
+        drawn = []  # labels of every position, as [N, P, draws]
+        for here in position_pieces(z):
+            q = Softmax(z[:, here]).q
+            labels = torch.multinomial(q.flatten(0, 1), draws, replacement=True, generator=generator)
+            drawn.append(labels.view(*q.shape[:-1], draws))
+        return _of_labels(z, torch.cat(drawn, dim=1))
 
     def true(self, z: Tensor, values: Tensor) -> RowMaker:
         return _of_labels(z, values.clamp(min=0).unsqueeze(-1))
@@ -200,12 +205,6 @@ def _of_labels(z: Tensor, chosen: Tensor) -> RowMaker:
         return Softmax(z[:, places]).label_gradients(chosen[:, places, start:stop]).movedim(-2, 0)
 
     return make
-
-
-def _drawn(z: Tensor, draws: int, generator: torch.Generator | None) -> Tensor:
-    """Return labels of every position, drawn from the model, as ``[N, P, draws]``."""
-    q = Softmax(z).q.flatten(0, 1)
-    return torch.multinomial(q, draws, replacement=True, generator=generator).view(*z.shape[:-1], draws)
 
 
 def _from_shares(targets: Tensor, outputs: Tensor, class_dim: int, needed: bool) -> Tensor | None:

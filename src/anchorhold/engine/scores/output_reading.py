@@ -291,7 +291,11 @@ def _class_dim(
     if named is not None or outputs.ndim == 2:
         return named if named is not None else -1
     known = None if before is None else before.class_dim
-    fitting = _fitting_labels(outputs, targets, likelihood)
+    fitting: list[int] = []  # the dimensions without which the outputs have the targets' shape
+    if targets is not None:
+        are_labels = likelihood in ("categorical", None) and not targets.is_floating_point()
+        same = [dim for dim in _candidates(outputs, None) if targets.shape == without_classes(outputs, dim)]
+        fitting = [dim for dim in same if are_labels or outputs.shape[dim] == 1]
     if len(fitting) == 1:
         if known not in (None, fitting[0]):
             given = () if targets is None else tuple(targets.shape)
@@ -312,15 +316,6 @@ def _class_dim(
             f"last; {labels}. Name the dimension: class_dim=1 or class_dim=-1."
         )
     return -1 if asks_classes or fitting else None
-
-
-def _fitting_labels(outputs: Tensor, targets: Tensor | None, likelihood: LikelihoodName | None) -> list[int]:
-    """Return the dimensions without which the outputs have the targets' shape."""
-    if targets is None:
-        return []
-    labels = likelihood in ("categorical", None) and not targets.is_floating_point()
-    fitting = [dim for dim in _candidates(outputs, None) if targets.shape == without_classes(outputs, dim)]
-    return [dim for dim in fitting if labels or outputs.shape[dim] == 1]
 
 
 def _candidates(outputs: Tensor, class_dim: int | None) -> list[int]:

@@ -61,13 +61,10 @@ class Writes:
         for target in tree_leaves(targets):
             if isinstance(target, Tensor) and target.layout is torch.strided:
                 for path in self._by_memory.get(_address(target), []):
-                    self._keep(path, name)
-
-    def _keep(self, path: str, call: str) -> None:
-        if path not in self.kept:
-            parameter = self.parameters[path]
-            # The alias by .data keeps the memory even if the pass gives the parameter another.
-            self.kept[path] = _Kept(path, parameter, parameter.data, parameter.data.clone(), call)
+                    if path not in self.kept:
+                        parameter = self.parameters[path]
+                        # The alias by .data keeps the memory even if the pass gives the parameter another.
+                        self.kept[path] = _Kept(path, parameter, parameter.data, parameter.data.clone(), name)
 
     def undo(self) -> _Kept | None:
         """Put back what was changed, and return the first of it."""

@@ -149,8 +149,17 @@ class BatchHold(Hold):
     def _loss(self, held: Held) -> Tensor | None:
         if not self.weight or self.waits(held.tasks):
             return None
-        drawn = self._drawn(held)
-        with as_precise_as_training(held):
+        drawn = self.source.draw(self.size, held.steps)
+        if drawn is None:
+            tasks = f"{held.tasks} task{' has' if held.tasks == 1 else 's have'}"
+            raise OrderError(
+                f"The buffer of the hold {self.name!r} is empty, and {tasks} been consolidated: a guard's file carries "
+                "no training data. Load what buffer.save() wrote with buffer.load(), or fill it with "
+                "buffer.fill(batches, task)."
+            )
+        with contextlib.ExitStack() as stack:  # under the autocast of the last training step
+            for kind, dtype in ({} if held.call is None else held.call.autocast).items():
+                stack.enter_context(torch.autocast(kind, dtype))
             return self.loss(held, drawn)
 
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
@@ -215,17 +224,6 @@ class BatchHold(Hold):
         """Return a batch as the model's family has them, where the model is."""
         device = next((p.device for p in held.model.parameters()), torch.device("cpu"))
         return BatchReader(device, held.model).read(batch)
-
-    def _drawn(self, held: Held) -> Drawn:
-        drawn = self.source.draw(self.size, held.steps)
-        if drawn is None:
-            tasks = f"{held.tasks} task{' has' if held.tasks == 1 else 's have'}"
-            raise OrderError(
-                f"The buffer of the hold {self.name!r} is empty, and {tasks} been consolidated: a guard's file carries "
-                "no training data. Load what buffer.save() wrote with buffer.load(), or fill it with "
-                "buffer.fill(batches, task)."
-            )
-        return drawn
 
     def settings(self) -> dict[str, Any]:
         """Return what it draws from, as far as that is said in plain values."""
@@ -334,15 +332,6 @@ def left_alone(held: Held, seed: int) -> Iterator[None]:
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
-
-
-@contextlib.contextmanager
-def as_precise_as_training(held: Held) -> Iterator[None]:
-    """Run the model under the autocast of the last training step."""
-    with contextlib.ExitStack() as stack:
-        for kind, dtype in ({} if held.call is None else held.call.autocast).items():
-            stack.enter_context(torch.autocast(kind, dtype))
-        yield
 
 
 @contextlib.contextmanager

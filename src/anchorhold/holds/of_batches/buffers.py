@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -386,10 +387,10 @@ def samples_of(batches: Iterable[Any], task: int) -> Iterator[tuple[Hashable, Ca
         once = {place: leaves[place].clone() for place in read.shared}
         marks = {place: content_digest("", {"": leaf}) for place, leaf in once.items()}
         for row, group in enumerate(_groups(read, task)):
-            yield group, _taking(read, row, task, group, leaves, structure, once, marks)
+            yield group, partial(_sample_of, read, row, task, group, leaves, structure, once, marks)
 
 
-def _taking(
+def _sample_of(
     batch: Batch,
     row: int,
     task: int,
@@ -398,13 +399,11 @@ def _taking(
     structure: TreeSpec,
     once: Mapping[int, Tensor],
     marks: Mapping[int, str],
-) -> Callable[[], Sample]:
-    def take() -> Sample:
-        own = tuple(once[i] if i in once else leaf[row].clone() for i, leaf in enumerate(leaves))
-        target = None if batch.targets is None else batch.targets[row].clone()
-        return Sample(own, target, _kind(task, structure, own, target, batch.named, marks), group)
-
-    return take
+) -> Sample:
+    """Return a copy of one sample: a view of its row would keep the whole batch in memory."""
+    own = tuple(once[i] if i in once else leaf[row].clone() for i, leaf in enumerate(leaves))
+    target = None if batch.targets is None else batch.targets[row].clone()
+    return Sample(own, target, _kind(task, structure, own, target, batch.named, marks), group)
 
 
 def _groups(batch: Batch, task: int) -> list[Hashable]:

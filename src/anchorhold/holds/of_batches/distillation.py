@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from anchorhold.engine.batches import Batch
@@ -110,7 +110,7 @@ class Distillation(BatchHold):
             self.old.keep(held.model)
         elif self.buffer is not None:
             with evaluated(held.model), torch.no_grad():
-                self.buffer.keep_outputs(lambda drawn: self._of(held, drawn))
+                self.buffer.keep_outputs(lambda drawn: self.outputs(held, self.read(held, drawn.batch), drawn.task))
 
     def loss(self, held: Held, drawn: Drawn) -> Tensor | None:
         """Return how far the outputs have moved on this step's inputs."""
@@ -124,7 +124,14 @@ class Distillation(BatchHold):
             self.old.keep_too(held.model, held.trained)
         drawn = self._with_inputs(held, drawn)
         batch = self.read(held, drawn.batch)
-        tasks = self._heads(held.tasks) if isinstance(self.source, _TheStepsOwn) else [drawn.task]
+        tasks = [drawn.task]
+        if isinstance(self.source, _TheStepsOwn):
+            # New inputs go through all old heads: one task for each way in which old tasks call the model.
+            heads: dict[object, int] = {}
+            for task in range(held.tasks):
+                way = self.way(task)
+                heads.setdefault(None if way is None else way.head_of(task), task)
+            tasks = list(heads.values())
         losses = [self._moved(held, batch, task, drawn.outputs) for task in tasks]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
@@ -140,16 +147,11 @@ class Distillation(BatchHold):
             )
         return found
 
-    def _heads(self, tasks: int) -> list[int]:
-        """Return one task for each way in which old tasks call the model: new inputs go through all old heads."""
-        ways: dict[object, int] = {}
-        for task in range(tasks):
-            way = self.way(task)
-            ways.setdefault(None if way is None else way.head_of(task), task)
-        return list(ways.values())
-
     def _moved(self, held: Held, batch: Batch, task: int, outputs: Tensor | None) -> Tensor:
-        old = self._before(held, batch, task) if outputs is None else outputs
+        old = outputs
+        if old is None:
+            with self.old.in_place(held.model), torch.no_grad():
+                old = self.outputs(held, batch, task)
         new = self.outputs(held, batch, task)
         if old.shape != new.shape:
             raise BatchError(
@@ -157,13 +159,6 @@ class Distillation(BatchHold):
                 "Name the outputs that both have: forward=lambda model, inputs: ..."
             )
         return output_distance(old, new, counted_positions(batch, new), self.match, self.temperature)
-
-    def _before(self, held: Held, batch: Batch, task: int) -> Tensor:
-        with self.old.in_place(held.model), torch.no_grad():
-            return self.outputs(held, batch, task)
-
-    def _of(self, held: Held, drawn: Drawn) -> Tensor:
-        return self.outputs(held, self.read(held, drawn.batch), drawn.task)
 
     def _with_inputs(self, held: Held, drawn: Drawn) -> Drawn:
         """Return the inputs of the step itself, where it is those that are wanted."""
@@ -176,7 +171,10 @@ class Distillation(BatchHold):
             )
         args, kwargs = held.call.args, held.call.kwargs
         if any(map(_has_tensors, kwargs.values())):
-            return drawn._replace(batch={**kwargs, **_named(held.model, args)})
+            # By name: the inputs among positional arguments too, by the names that the model has for them.
+            names = inspect.signature(held.model.forward).parameters if args else ()
+            by_name = {name: given for name, given in zip(names, args, strict=False) if _has_tensors(given)}
+            return drawn._replace(batch={**kwargs, **by_name})
         inputs = tuple(filter(_has_tensors, args))
         return drawn._replace(batch=(inputs[0] if len(inputs) == 1 else inputs,))
 
@@ -212,9 +210,3 @@ class _TheStepsOwn:
 def _has_tensors(argument: object) -> bool:
     """Whether an argument is an input, and not the number of a head."""
     return any(isinstance(leaf, Tensor) for leaf in tree_flatten(argument)[0])
-
-
-def _named(model: nn.Module, args: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the inputs among positional arguments, by the names that the model has for them."""
-    named = zip(inspect.signature(model.forward).parameters, args, strict=False) if args else ()
-    return {name: argument for name, argument in named if _has_tensors(argument)}

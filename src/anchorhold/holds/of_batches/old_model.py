@@ -5,7 +5,7 @@ adapter's alone where only an adapter is trained; all else is shared with the mo
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 import torch
@@ -59,7 +59,14 @@ class OldModel:
         """Let a model have these weights for a while, in eval mode: pointers are exchanged, or shards copied."""
         reshard(model)  # what FSDP has gathered would be seen in place of the shards, and used again
         tensors = self._tensors(model)
-        self._follow(tensors)
+        for name, tensor in tensors.items():
+            old = self.weights[name]
+            spread = is_sharded(old) == is_sharded(tensor)
+            if is_sharded(old) and is_sharded(tensor):
+                spread = old.device_mesh == tensor.device_mesh and old.placements == tensor.placements
+            # Old weights lie as the new ones do, spread over processes as they are: a state may be read whole.
+            if not spread or old.device != tensor.device:
+                self.weights[name] = like_parameter(old, tensor)
         exchanged: list[tuple[Tensor, Tensor]] = []
         try:
             for name, old in self.weights.items():
@@ -101,16 +108,6 @@ class OldModel:
                     found[f"{path}.{name}".lstrip(".")] = _Place(module, name)
             self._places = modules, found
         return self._places[1]
-
-    def _follow(self, tensors: Mapping[str, Tensor]) -> None:
-        """Bring old weights to where the new ones are, spread over processes as they are: a state may be read whole."""
-        for name, tensor in tensors.items():
-            old = self.weights[name]
-            spread = is_sharded(old) == is_sharded(tensor)
-            if is_sharded(old) and is_sharded(tensor):
-                spread = old.device_mesh == tensor.device_mesh and old.placements == tensor.placements
-            if not spread or old.device != tensor.device:
-                self.weights[name] = like_parameter(old, tensor)
 
     def __getstate__(self) -> dict[str, object]:
         return {"weights": self.weights, "_places": ([], {})}
