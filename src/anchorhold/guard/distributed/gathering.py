@@ -149,10 +149,11 @@ class OwnParts(Reduction):
         self.parameters = dict(parameters)
         # What is made in inference mode cannot be written to outside of it.
         with torch.inference_mode(False):
-            self.sums = {
-                name: torch.zeros_like(local(p.detach()), dtype=at_least_single(p.dtype), device=_device(p))
-                for name, p in parameters.items()
-            }
+            self.sums = {}
+            for name, p in parameters.items():
+                # A process computes with a parameter there, which may rest elsewhere.
+                device = p.device_mesh.device_type if is_sharded(p) else p.device
+                self.sums[name] = torch.zeros_like(local(p.detach()), dtype=at_least_single(p.dtype), device=device)
         self._rows = {name: _own_rows(p) for name, p in parameters.items()}
 
     def add(self, arrival: Arrival) -> None:
@@ -181,11 +182,6 @@ class OwnParts(Reduction):
         parameter = self.parameters[name]
         # Every process has all of it and keeps its part: nothing is sent.
         self.sums[name].add_(local(like_parameter(found, parameter)).to(self.sums[name].device))
-
-
-def _device(parameter: Tensor) -> torch.device | str:
-    """Return where a process computes with a parameter, which may rest elsewhere."""
-    return parameter.device_mesh.device_type if is_sharded(parameter) else parameter.device
 
 
 def _own_rows(parameter: Tensor) -> Tensor | None:

@@ -173,7 +173,22 @@ def ranks_of(model: nn.Module, group: "ProcessGroup | None") -> Ranks:
         return Ranks(wrapper.process_group)
     if not is_fully_sharded(model):
         return ALONE
-    return Ranks(_data_group(model))
+    from torch import distributed  # noqa: PLC0415
+    from torch.distributed.tensor import Replicate  # noqa: PLC0415
+
+    # The batches are split over the group that FSDP shards over, and over the copies of a hybrid.
+    sharded = sharded_among(model.parameters())[0]
+    mesh = sharded.device_mesh
+    if mesh.ndim == 1:
+        return Ranks(mesh.get_group())
+    hybrid = mesh.ndim == 2 and isinstance(sharded.placements[0], Replicate)
+    if hybrid and mesh.size() == distributed.get_world_size() and distributed.group.WORLD is not None:
+        return Ranks(distributed.group.WORLD)
+    raise ConfigurationError(
+        f"The model's parameters lie on a mesh of {tuple(mesh.shape)} processes {mesh.mesh_dim_names or ''}, and it is "
+        "not plain which of them see different batches. Give Guard(..., options=GuardOptions(group=)) the process "
+        "group of those."
+    )
 
 
 def is_fully_sharded(model: nn.Module) -> bool:
@@ -199,26 +214,6 @@ def is_one_of_several() -> bool:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return False
     return bool(distributed.get_world_size() > 1)
-
-
-def _data_group(model: nn.Module) -> "ProcessGroup":
-    """Return the group over which FSDP splits the batches."""
-    from torch import distributed  # noqa: PLC0415
-    from torch.distributed.tensor import Replicate  # noqa: PLC0415
-
-    sharded = sharded_among(model.parameters())[0]
-    mesh = sharded.device_mesh
-    if mesh.ndim == 1:
-        group: ProcessGroup = mesh.get_group()
-        return group
-    hybrid = mesh.ndim == 2 and isinstance(sharded.placements[0], Replicate)
-    if hybrid and mesh.size() == distributed.get_world_size() and distributed.group.WORLD is not None:
-        return distributed.group.WORLD
-    raise ConfigurationError(
-        f"The model's parameters lie on a mesh of {tuple(mesh.shape)} processes {mesh.mesh_dim_names or ''}, and it is "
-        "not plain which of them see different batches. Give Guard(..., options=GuardOptions(group=)) the process "
-        "group of those."
-    )
 
 
 def _difference(one: object, two: object) -> tuple[str, str]:
