@@ -60,13 +60,8 @@ def gathers_layers(model: nn.Module, ranks: Ranks, asked: Gather | None) -> bool
         return asked == "layers"
     wanted = ROOM * sum(parameter.numel() * parameter.element_size() for parameter in sharded)
     device = torch.device(sharded[0].device_mesh.device_type)
-
-    def has_room() -> bool:
-        free = free_bytes(device)
-        return free is None or wanted <= free
-
     # All of them gather layers if one has to, since they gather together.
-    return not all(ranks.each(has_room))
+    return not all(ranks.each(lambda: (free := free_bytes(device)) is None or wanted <= free))
 
 
 def is_cut_up(model: nn.Module, ranks: Ranks) -> bool:
@@ -149,7 +144,7 @@ class OwnParts(Reduction):
         self.parameters = dict(parameters)
         # What is made in inference mode cannot be written to outside of it.
         with torch.inference_mode(False):
-            self.sums = {}
+            self.sums: dict[str, Tensor] = {}
             for name, p in parameters.items():
                 # A process computes with a parameter there, which may rest elsewhere.
                 device = p.device_mesh.device_type if is_sharded(p) else p.device

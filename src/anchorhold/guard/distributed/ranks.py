@@ -55,16 +55,19 @@ class Ranks:
             return [work()]
         value: T | None = None
         raised: Exception | None = None
+        failure: tuple[type[AnchorholdError], str] | None = None
         try:
             value = work()
+        except AnchorholdError as error:
+            raised, failure = error, (type(error), str(error))
         except Exception as error:  # noqa: BLE001 (whatever it is, the other ranks are told, and it is raised below)
-            raised = error
+            # They may not know its type.
+            raised, failure = error, (AnchorholdError, f"it stopped with {type(error).__name__}: {error}")
         from torch import distributed  # noqa: PLC0415 (see the module's docstring)
 
         # A rank whose work has failed comes here too: the others wait for its part.
         outcomes: list[Any] = [None] * self.size
-        own = _Outcome(value, None if raised is None else _told(raised))
-        distributed.all_gather_object(outcomes, own, group=self.group)
+        distributed.all_gather_object(outcomes, _Outcome(value, failure), group=self.group)
         if raised is not None:
             # Its own error as it is, with its traceback; the others get its words.
             raise raised
@@ -222,13 +225,6 @@ def _difference(one: object, two: object) -> tuple[str, str]:
         key = next(key for key in [*one, *two] if key not in one or key not in two or one[key] != two[key])
         one, two = ({key: kept[key]} if key in kept else {} for kept in (one, two))
     return repr(one), repr(two)
-
-
-def _told(error: Exception) -> tuple[type[AnchorholdError], str]:
-    """Return how an error is told to the other ranks, which may not know its type."""
-    if isinstance(error, AnchorholdError):
-        return type(error), str(error)
-    return AnchorholdError, f"it stopped with {type(error).__name__}: {error}"
 
 
 def refuse_unless_averaging(model: nn.Module) -> None:
