@@ -61,7 +61,7 @@ class Ranks:
         except AnchorholdError as error:
             raised, failure = error, (type(error), str(error))
         except Exception as error:  # noqa: BLE001 (whatever it is, the other ranks are told, and it is raised below)
-            # They may not know its type.
+            # The other ranks may not know its type.
             raised, failure = error, (AnchorholdError, f"it stopped with {type(error).__name__}: {error}")
         from torch import distributed  # noqa: PLC0415 (see the module's docstring)
 
