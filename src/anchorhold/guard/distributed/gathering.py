@@ -60,13 +60,8 @@ def gathers_layers(model: nn.Module, ranks: Ranks, asked: Gather | None) -> bool
         return asked == "layers"
     wanted = ROOM * sum(parameter.numel() * parameter.element_size() for parameter in sharded)
     device = torch.device(sharded[0].device_mesh.device_type)
-
-    def has_room() -> bool:
-        free = free_bytes(device)
-        return free is None or wanted <= free
-
     # All of them gather layers if one has to, since they gather together.
-    return not all(ranks.each(has_room))
+    return not all(ranks.each(lambda: (free := free_bytes(device)) is None or wanted <= free))
 
 
 def is_cut_up(model: nn.Module, ranks: Ranks) -> bool:
@@ -149,10 +144,11 @@ class OwnParts(Reduction):
         self.parameters = dict(parameters)
         # What is made in inference mode cannot be written to outside of it.
         with torch.inference_mode(False):
-            self.sums = {
-                name: torch.zeros_like(local(p.detach()), dtype=at_least_single(p.dtype), device=_device(p))
-                for name, p in parameters.items()
-            }
+            self.sums: dict[str, Tensor] = {}
+            for name, p in parameters.items():
+                # A process computes with a parameter there, which may rest elsewhere.
+                device = p.device_mesh.device_type if is_sharded(p) else p.device
+                self.sums[name] = torch.zeros_like(local(p.detach()), dtype=at_least_single(p.dtype), device=device)
         self._rows = {name: _own_rows(p) for name, p in parameters.items()}
 
     def add(self, arrival: Arrival) -> None:
@@ -181,11 +177,6 @@ class OwnParts(Reduction):
         parameter = self.parameters[name]
         # Every process has all of it and keeps its part: nothing is sent.
         self.sums[name].add_(local(like_parameter(found, parameter)).to(self.sums[name].device))
-
-
-def _device(parameter: Tensor) -> torch.device | str:
-    """Return where a process computes with a parameter, which may rest elsewhere."""
-    return parameter.device_mesh.device_type if is_sharded(parameter) else parameter.device
 
 
 def _own_rows(parameter: Tensor) -> Tensor | None:

@@ -55,16 +55,19 @@ class Ranks:
             return [work()]
         value: T | None = None
         raised: Exception | None = None
+        failure: tuple[type[AnchorholdError], str] | None = None
         try:
             value = work()
+        except AnchorholdError as error:
+            raised, failure = error, (type(error), str(error))
         except Exception as error:  # noqa: BLE001 (whatever it is, the other ranks are told, and it is raised below)
-            raised = error
+            # The other ranks may not know its type.
+            raised, failure = error, (AnchorholdError, f"it stopped with {type(error).__name__}: {error}")
         from torch import distributed  # noqa: PLC0415 (see the module's docstring)
 
         # A rank whose work has failed comes here too: the others wait for its part.
         outcomes: list[Any] = [None] * self.size
-        own = _Outcome(value, None if raised is None else _told(raised))
-        distributed.all_gather_object(outcomes, own, group=self.group)
+        distributed.all_gather_object(outcomes, _Outcome(value, failure), group=self.group)
         if raised is not None:
             # Its own error as it is, with its traceback; the others get its words.
             raise raised
@@ -173,7 +176,22 @@ def ranks_of(model: nn.Module, group: "ProcessGroup | None") -> Ranks:
         return Ranks(wrapper.process_group)
     if not is_fully_sharded(model):
         return ALONE
-    return Ranks(_data_group(model))
+    from torch import distributed  # noqa: PLC0415
+    from torch.distributed.tensor import Replicate  # noqa: PLC0415
+
+    # The batches are split over the group that FSDP shards over, and over the copies of a hybrid.
+    sharded = sharded_among(model.parameters())[0]
+    mesh = sharded.device_mesh
+    if mesh.ndim == 1:
+        return Ranks(mesh.get_group())
+    hybrid = mesh.ndim == 2 and isinstance(sharded.placements[0], Replicate)
+    if hybrid and mesh.size() == distributed.get_world_size() and distributed.group.WORLD is not None:
+        return Ranks(distributed.group.WORLD)
+    raise ConfigurationError(
+        f"The model's parameters lie on a mesh of {tuple(mesh.shape)} processes {mesh.mesh_dim_names or ''}, and it is "
+        "not plain which of them see different batches. Give Guard(..., options=GuardOptions(group=)) the process "
+        "group of those."
+    )
 
 
 def is_fully_sharded(model: nn.Module) -> bool:
@@ -201,39 +219,12 @@ def is_one_of_several() -> bool:
     return bool(distributed.get_world_size() > 1)
 
 
-def _data_group(model: nn.Module) -> "ProcessGroup":
-    """Return the group over which FSDP splits the batches."""
-    from torch import distributed  # noqa: PLC0415
-    from torch.distributed.tensor import Replicate  # noqa: PLC0415
-
-    sharded = sharded_among(model.parameters())[0]
-    mesh = sharded.device_mesh
-    if mesh.ndim == 1:
-        group: ProcessGroup = mesh.get_group()
-        return group
-    hybrid = mesh.ndim == 2 and isinstance(sharded.placements[0], Replicate)
-    if hybrid and mesh.size() == distributed.get_world_size() and distributed.group.WORLD is not None:
-        return distributed.group.WORLD
-    raise ConfigurationError(
-        f"The model's parameters lie on a mesh of {tuple(mesh.shape)} processes {mesh.mesh_dim_names or ''}, and it is "
-        "not plain which of them see different batches. Give Guard(..., options=GuardOptions(group=)) the process "
-        "group of those."
-    )
-
-
 def _difference(one: object, two: object) -> tuple[str, str]:
     """Return two different things in words, two mappings by the first entry in which they differ."""
     if isinstance(one, Mapping) and isinstance(two, Mapping):
         key = next(key for key in [*one, *two] if key not in one or key not in two or one[key] != two[key])
         one, two = ({key: kept[key]} if key in kept else {} for kept in (one, two))
     return repr(one), repr(two)
-
-
-def _told(error: Exception) -> tuple[type[AnchorholdError], str]:
-    """Return how an error is told to the other ranks, which may not know its type."""
-    if isinstance(error, AnchorholdError):
-        return type(error), str(error)
-    return AnchorholdError, f"it stopped with {type(error).__name__}: {error}"
 
 
 def refuse_unless_averaging(model: nn.Module) -> None:

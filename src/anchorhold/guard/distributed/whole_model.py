@@ -59,22 +59,16 @@ def _twin(module: nn.Module, fill: Filled, filled: dict[int, nn.Parameter]) -> n
     for slots in ("_parameters", "_buffers", "_modules", *_HOOKS):
         own[slots] = own[slots].copy()
     slots = own["_parameters"]
-    slots.update({name: _filled(parameter, fill, filled) for name, parameter in slots.items()})
+    for name, parameter in slots.items():
+        if parameter is not None and id(parameter) not in filled:  # a tied one is made once
+            filled[id(parameter)] = fill(parameter) if is_sharded(parameter) else parameter
+        slots[name] = None if parameter is None else filled[id(parameter)]
     if isinstance(twin, nn.RNNBase):  # which lists its weights a second time
         own["_flat_weights"] = [slots.get(name) for name in own["_flat_weights_names"]]
     for hooks in _HOOKS:
         for key in [key for key, hook in own[hooks].items() if _shards(hook)]:
             del own[hooks][key]
     return twin
-
-
-def _filled(parameter: nn.Parameter | None, fill: Filled, filled: dict[int, nn.Parameter]) -> nn.Parameter | None:
-    """Return a parameter with all of its values; a tied one is made once."""
-    if parameter is None:
-        return None
-    if id(parameter) not in filled:
-        filled[id(parameter)] = fill(parameter) if is_sharded(parameter) else parameter
-    return filled[id(parameter)]
 
 
 def _gathered(parameter: Tensor) -> nn.Parameter:

@@ -96,11 +96,9 @@ class BatchScore:
         labels, z = batch.labels_for(outputs), outputs.to(running_dtype(outputs))
         self.score = self.score.settled(outputs, labels, self._evidence)
         rows = self.score.rows(z.detach(), labels, SQUARE, self._generator)
-        samples = rows.samples if self.score.per == "sample" else self._samples(z.detach(), labels)
+        samples = rows.samples
+        if self.score.per != "sample":  # it is positions that the score counts
+            single = copy(self.score)
+            single.per = "sample"
+            samples = single.rows(z.detach(), labels, SQUARE, torch.Generator(z.device)).samples
         return Scored((z * rows.block(0, 1)[0]).sum(), samples, rows.samples, rows.positions)
-
-    def _samples(self, z: Tensor, labels: Tensor | None) -> int:
-        """Return how many samples there are, where it is positions that a score counts."""
-        single = copy(self.score)
-        single.per = "sample"
-        return single.rows(z, labels, SQUARE, torch.Generator(z.device)).samples

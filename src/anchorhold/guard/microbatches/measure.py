@@ -170,7 +170,13 @@ def _own_gradient(core: Core, score: BatchScore, batch: Batch | None) -> _Found 
         if batch is None:
             return None
         scored = score.scored(score.outputs(batch), batch)
-        return None if not scored.samples else (_differentiated(core, scored.total / scored.samples), *scored[1:])
+        if not scored.samples:
+            return None
+        mean = scored.total / scored.samples
+        if core.task.watched is None:
+            refuse_nested_backward(mean, core.measured)
+        gradients = torch.autograd.grad(mean, list(core.measured.values()), allow_unused=True)
+        return _by_name(core, gradients), *scored[1:]
 
     return core.runtime.ranks.together(find)
 
@@ -242,13 +248,6 @@ def _step(core: Core, taken: MicrobatchSupport, gradients: Mapping[str, Tensor],
             for state, tensor in used.items():
                 put_back(tensor, kept[state])
         core.task.steps[name] = number + 1
-
-
-def _differentiated(core: Core, total: Tensor) -> dict[str, Tensor]:
-    if core.task.watched is None:
-        refuse_nested_backward(total, core.measured)
-    gradients = torch.autograd.grad(total, list(core.measured.values()), allow_unused=True)
-    return _by_name(core, gradients)
 
 
 def _by_name(core: Core, gradients: Iterable[Tensor | None]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ class AttachedOptimizers(Monitor):
     name = "attached-optimizers"
 
     def before_attach(self, attaching: Attaching) -> None:
-        """Warn of protected parameters that no attached optimizer trains, and of holds that see parts of a gradient."""
+        """Warn of what no attached optimizer trains, and of holds that see parts of a gradient."""
         core = self.core
         unowned = [
             name for name, p in core.runtime.parameters.items() if p.requires_grad and id(p) not in attaching.owned
@@ -26,7 +26,21 @@ class AttachedOptimizers(Monitor):
                 "what none trains, or leave it out of protect."
             )
         if attaching.hold and core.state.is_anchored and core.state.strength:
-            self._warn_unless_anchored_is_trained(attaching)
+            here = [
+                p
+                for name, p in core.runtime.parameters.items()
+                if name in core.state.anchor or name in core.space.in_parts
+            ]
+            if not any(id(p) in attaching.owned for p in here):  # frozen ones may be thawed yet
+                anchored = [*core.state.anchor, *core.state.merged_anchor]
+                warn(
+                    f"The attached optimizers train other parameters than the {len(anchored)} consolidated ones (such "
+                    f"as {anchored[0]!r}), which are left out, or no longer in the model under their names: as long as "
+                    "that is so, the penalty holds nothing back. A guard of a base model does not hold an adapter, "
+                    "through which the network changes all the same: make the guard from the adapted model, after "
+                    "get_peft_model, with form='kronecker', which holds what the adapter adds to the weights, and "
+                    "consolidate it with proxy data."
+                )
         projecting = [hold.name for hold in core.options.holds if hold.projects]
         if attaching.hold and attaching.optimizers > 1 and projecting:
             warn(
@@ -35,28 +49,14 @@ class AttachedOptimizers(Monitor):
                 "conflict with old samples. Give all parameters to one optimizer, in groups, or take Replay()."
             )
 
-    def _warn_unless_anchored_is_trained(self, attaching: Attaching) -> None:
-        """Warn if the penalty acts on nothing that moves."""
-        core = self.core
-        here = [
-            p for name, p in core.runtime.parameters.items() if name in core.state.anchor or name in core.space.in_parts
-        ]
-        if any(id(p) in attaching.owned for p in here):  # frozen ones may be thawed yet
-            return
-        anchored = [*core.state.anchor, *core.state.merged_anchor]
-        warn(
-            f"The attached optimizers train other parameters than the {len(anchored)} consolidated ones (such as "
-            f"{anchored[0]!r}), which are left out, or no longer in the model under their names: as long "
-            "as that is so, the penalty holds nothing back. A guard of a base model does not hold an adapter, through "
-            "which the network changes all the same: make the guard from the adapted model, after get_peft_model, "
-            "with form='kronecker', which holds what the adapter adds to the weights, and consolidate it with proxy "
-            "data."
-        )
-
     def after_attach(self, optimizer: Optimizer, hook: RemovableHandle, *, hold: bool) -> None:
         """Warn if another guard, whose hook is still there, holds any of the same parameters."""
         mine = frozenset(map(id, self.core.runtime.parameters.values()))
-        others = [(handle, theirs) for handle, theirs in _holders.get(optimizer, []) if _is_live(handle)]
+        others = []
+        for handle, theirs in _holders.get(optimizer, []):
+            hooks = handle.hooks_dict_ref()
+            if hooks is not None and handle.id in hooks:  # not detached since
+                others.append((handle, theirs))
         if any(mine & theirs for _, theirs in others):
             warn(
                 f"This {type(optimizer).__name__} is attached to another Guard, which protects some of the same "
@@ -68,8 +68,3 @@ class AttachedOptimizers(Monitor):
 
 _holders: WeakKeyDictionary[Optimizer, list[tuple[RemovableHandle, frozenset[int]]]] = WeakKeyDictionary()
 """The hooks that add a penalty's gradient to an optimizer's steps, with the ids of the parameters that each holds."""
-
-
-def _is_live(handle: RemovableHandle) -> bool:
-    hooks = handle.hooks_dict_ref()
-    return hooks is not None and handle.id in hooks

@@ -35,8 +35,16 @@ class MissingParameters(Monitor):
     def before_penalty(self, parameters: Mapping[str, nn.Parameter], adapters: AdapterState) -> None:
         """Look at the same before a penalty is added to a loss by hand, where there may be no step to look at."""
         core = self.core
-        if adapters == "unloaded":
-            self._warn_of_unloaded_adapters()
+        known = core.runtime.warned.about(GONE)
+        if adapters == "unloaded" and core.state.strength and not known >= core.state.merged_anchor.keys():
+            core.runtime.warned.add(GONE, core.state.anchor.keys() | core.state.merged_anchor.keys())
+            warn(
+                f"The model has no adapter any more that could hold {and_others(sorted(core.state.merged_anchor))} "
+                "where they were when they were consolidated, so the penalty has nothing of them. If adapters were "
+                "merged into the weights for good, put the next ones on (get_peft_model) and call "
+                "guard.refresh(rebase=True); to train the weights themselves, make a guard from the model as it is "
+                "now, and consolidate it with data."
+            )
         elif adapters == "replaced":
             self._warn_of_fresh_adapters()
         if core.state.strength and not core.task.steps:
@@ -66,19 +74,6 @@ class MissingParameters(Monitor):
                 f"The model no longer has {and_others(gone)} under that name, so what was consolidated there is not "
                 "held. If a layer was wrapped or renamed, make a guard from the model as it is now, and consolidate it "
                 "with data; if it was taken away on purpose, call forget(name)."
-            )
-
-    def _warn_of_unloaded_adapters(self) -> None:
-        """Warn once of merged weights that were consolidated, in a model that has no adapter any more."""
-        core = self.core
-        if core.state.strength and not core.runtime.warned.about(GONE) >= core.state.merged_anchor.keys():
-            core.runtime.warned.add(GONE, core.state.anchor.keys() | core.state.merged_anchor.keys())
-            warn(
-                f"The model has no adapter any more that could hold {and_others(sorted(core.state.merged_anchor))} "
-                "where they were when they were consolidated, so the penalty has nothing of them. If adapters were "
-                "merged into the weights for good, put the next ones on (get_peft_model) and call "
-                "guard.refresh(rebase=True); to train the weights themselves, make a guard from the model as it is "
-                "now, and consolidate it with data."
             )
 
     def _warn_of_fresh_adapters(self) -> None:

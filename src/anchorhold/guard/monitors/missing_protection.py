@@ -44,7 +44,6 @@ class MissingProtection(Monitor):
             return
         if core.options.holds:
             self._look_at_holds()
-            self._look_at_the_guards_own()
             self._look_at_the_strength()
             return
         if not core.state.asks_to_hold:
@@ -69,22 +68,17 @@ class MissingProtection(Monitor):
             warn(_THAWED.format(names=and_others(thawed)))
 
     def _look_at_holds(self) -> None:
-        """Look whether any hold has something to keep; what it keeps, and how much of the model, is its own affair."""
-        core = self.core
-        if core.options.from_scratch or not all(hold.waits(core.state.tasks) for hold in core.options.holds):
-            return
-        self._warned.add(_EVERYTHING)
-        warn(_HOLDS_WAIT.format(names=", ".join(hold.name for hold in core.options.holds)))
+        """Look whether any hold has something to keep, and the guard's own, beside them, anything to pull at.
 
-    def _look_at_the_guards_own(self) -> None:
-        """Look whether the guard's own hold, beside others that may keep what they keep, has anything to pull at."""
+        What a hold keeps, and how much of the model, is its own affair.
+        """
         core = self.core
-        expected = (
-            core.state.asks_to_hold
-            and not core.options.from_scratch
-            and not isinstance(core.state.driving.measure, FineTune)
-        )
-        if expected and not core.state.anchor and _EVERYTHING not in self._warned:
+        if core.options.from_scratch:
+            return
+        if all(hold.waits(core.state.tasks) for hold in core.options.holds):
+            self._warned.add(_EVERYTHING)
+            warn(_HOLDS_WAIT.format(names=", ".join(hold.name for hold in core.options.holds)))
+        elif core.state.asks_to_hold and not core.state.anchor and not isinstance(core.state.driving.measure, FineTune):
             self._warned.add(_EVERYTHING)
             warn(_NOTHING_OF_ITS_OWN.format(strength=core.state.strength_text, measure=core.state.driver))
 

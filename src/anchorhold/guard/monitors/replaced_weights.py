@@ -41,13 +41,28 @@ class ReplacedWeights(Monitor):
         self._file = None if self.core.task.steps else file
 
     def begin_task(self) -> None:
-        """Look at the parameters that were replaced, and at all of them after a file was loaded."""
+        """Look at the parameters that were replaced, and at all of them after a file was loaded.
+
+        A file that was saved at the end of a task belongs to the model as it was then. Where all of it together is, a
+        single layer may yet be another one: a head is little beside a large model.
+        """
         core, file = self.core, self._file
         self._file = None
-        if core.state.strength and core.state.is_anchored:
-            self._look_at_replaced()
-            if file is not None:
-                self._look_at_all(file)
+        if not (core.state.strength and core.state.is_anchored):
+            return
+        self._look_at_replaced()
+        # A mean of solutions is where no model was, and what is folded is held as the map that it is part of.
+        if file is None or core.options.anchor_kind != "last" or core.space.mapped:
+            return
+        away = distance(core.runtime.parameters, core.state.anchor)
+        if not away <= ELSEWHERE:
+            warn(
+                f"The model's weights are {distance_in_words(away)} from those that {file!r} was saved with, and are "
+                "pulled there. Load the model's own checkpoint of then too: a guard's file has none. If they were "
+                "drawn anew, merged or averaged on purpose, pay no heed."
+            )
+        else:
+            self._warn_of_far({n: p for n, p in core.runtime.parameters.items() if n in core.state.anchor})
 
     def before_penalty(self, parameters: Mapping[str, nn.Parameter], adapters: AdapterState) -> None:
         """Look at the parameters that were replaced, where there may be no step to look at."""
@@ -62,25 +77,6 @@ class ReplacedWeights(Monitor):
         new = {n: p for n, p in here if n in core.state.anchor and n not in known and isinstance(p, nn.Parameter)}
         core.runtime.warned.add(REPLACED, new)
         self._warn_of_far(new)
-
-    def _look_at_all(self, file: str) -> None:
-        """Warn if a state was loaded that was saved at the end of a task, and the model is not where it was then.
-
-        Where all of it together is, a single layer may yet be another one: a head is little beside a large model.
-        """
-        core = self.core
-        # A mean of solutions is where no model was, and what is folded is held as the map that it is part of.
-        if core.options.anchor_kind != "last" or core.space.mapped:
-            return
-        away = distance(core.runtime.parameters, core.state.anchor)
-        if not away <= ELSEWHERE:
-            warn(
-                f"The model's weights are {distance_in_words(away)} from those that {file!r} was saved with, and are "
-                "pulled there. Load the model's own checkpoint of then too: a guard's file has none. If they were "
-                "drawn anew, merged or averaged on purpose, pay no heed."
-            )
-        else:
-            self._warn_of_far({n: p for n, p in core.runtime.parameters.items() if n in core.state.anchor})
 
     def _look_at_replaced(self) -> None:
         """Look at held parameters in whose place the model has others since they were consolidated."""
@@ -99,17 +95,14 @@ class ReplacedWeights(Monitor):
         far = [name for name, share in away.items() if share > ANEW and _pulls_at(core.state, name)]
         if far:
             most = max(far, key=lambda name: away[name])
-            warn(_REPLACED.format(names=_listed(far), away=distance_in_words(away[most]), most=most))
+            names = ", ".join(map(repr, far[:SHOWN])) + (f" and {len(far) - SHOWN} more" if far[SHOWN:] else "")
+            warn(_REPLACED.format(names=names, away=distance_in_words(away[most]), most=most))
 
 
 def _pulls_at(state: "GuardState", name: str) -> bool:
     """Whether there is any importance that holds a parameter."""
     matrices = [matrix for matrix in state.driving.held.values() if name in matrix.block.parameters]
     return any(bool(local(tensor).any()) for matrix in matrices for tensor in matrix.state().values())
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(map(repr, names[:SHOWN])) + (f" and {len(names) - SHOWN} more" if names[SHOWN:] else "")
 
 
 _REPLACED = (

@@ -93,20 +93,17 @@ class TaskShare(Monitor):
         if taken == LATER_STEP - FIRST_STEPS:
             account.left, account.whole = left * 0, whole * 0
         account.left, account.whole = account.left + left, account.whole + whole
-        if taken in (FIRST_STEPS - 1, LATER_STEP - 1):
-            self._decide(step, account)
-
-    def _decide(self, step: Step, account: _Account) -> None:
-        near = float(account.first) >= NEAR
-        share = float(account.left / account.whole)
+        if taken not in (FIRST_STEPS - 1, LATER_STEP - 1):
+            return
         # From afar the first steps go back to the anchor; and while a rate warms up, nothing has gone anywhere yet.
         # Where nothing is divided by the gradient's size weights swing ever farther: ``runaway.py`` warns of that.
-        later = step.taken + 1 == LATER_STEP
-        if (near or later) and share < LEAST_SHARE and times_away(self.core, step.parameters) < SWING:
+        is_due = float(account.first) >= NEAR or taken + 1 == LATER_STEP
+        share = float(account.left / account.whole)
+        if is_due and share < LEAST_SHARE and times_away(self.core, step.parameters) < SWING:
             self._warned_of = c = self.core.state.strength
-            kind = type(step.optimizer).__name__
+            kind = type(optimizer).__name__
             message = _TOO_STRONG.format(c=c, less=c / 100, kind=kind, share=share, least=LEAST_SHARE)
-            warn(message + (_IMPLICIT if supports_implicit(self.core, step.optimizer) else "."))
+            warn(message + (_IMPLICIT if supports_implicit(self.core, optimizer) else "."))
 
 
 def _parts(task: Tensor, handed: Tensor | None) -> Tensor:

@@ -42,8 +42,6 @@ from anchorhold.guard.state.settings import (
     warn_of_its_form,
 )
 from anchorhold.holds.base import Hold, states_kept
-from anchorhold.retention import Tolerance
-from anchorhold.retention.kept_sets import KeptSets
 from anchorhold.tensors.sharding import is_finite, is_sharded, like_parameter, whole
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
@@ -123,7 +121,12 @@ def _read(core: Core, state: Mapping[str, Any]) -> _Restored:
     ranks = core.runtime.ranks if any(map(is_sharded, parameters.values())) else ALONE
     ranks.together(check_own_part)
     watched = ranks.together(lambda: watched_of(core, values["watched"], tensors[WATCHED], measured))
-    _warn_of_missing_kept_sets(core.state.kept, values["tolerance"], values["kept"])
+    missing = sorted(values["kept"].keys() - core.state.kept.keys())
+    if values["tolerance"] is not None and missing:
+        warn(
+            f"The state was saved with the kept set {missing[0]!r}, and it is not here: kept inputs are data, which no "
+            "guard's file carries. Load what guard.kept.save() wrote with guard.kept.load(path), best before this."
+        )
     return _Restored(parameters, values, tensors, importance, merged_anchor, watched)
 
 
@@ -223,16 +226,6 @@ def _read_merged_anchor(core: Core, tensors: Mapping[str, Tensor]) -> dict[str, 
         keep = partial(core.options.storage.to_storage, parameter=core.measured[name])
         found[name] = mapped(mapped(change, Tensor.clone), keep)
     return found
-
-
-def _warn_of_missing_kept_sets(
-    kept: KeptSets, tolerance: Tolerance | None, expected: Mapping[str, Sequence[float]]
-) -> None:
-    if tolerance is not None and (missing := sorted(expected.keys() - kept.keys())):
-        warn(
-            f"The state was saved with the kept set {missing[0]!r}, and it is not here: kept inputs are data, which no "
-            "guard's file carries. Load what guard.kept.save() wrote with guard.kept.load(path), best before this."
-        )
 
 
 def _load_holds(holds: Sequence[Hold], tensors: Tensors) -> None:

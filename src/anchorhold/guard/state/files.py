@@ -39,40 +39,33 @@ def write(path: str | os.PathLike[str], state: Mapping[str, Any], ranks: Ranks) 
             f"save({type(path).__name__}): expected a path, as in guard.save('guard.safetensors')."
         )
     values = {key: value for key, value in state.items() if key != "tensors"}
-    tensors = _gathered(state["tensors"], keep=ranks.rank == 0)
+    place = Path(path)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in state["tensors"].items():
+        full = whole(tensor)  # every rank takes part, and the first alone keeps it
+        if ranks.rank == 0:
+            tensors[name] = full.cpu() if is_sharded(tensor) else tensor
 
     def write_first() -> None:
-        if ranks.rank == 0:
-            _write(Path(path), values, tensors)
+        if ranks.rank != 0:
+            return
+        if not place.parent.is_dir():
+            raise StateError(
+                f"There is no folder {str(place.parent)!r}, so no state was written to {str(place)!r}. Make the folder "
+                "first."
+            )
+        if place.is_dir():
+            raise StateError(
+                f"{str(place)!r} is a folder, so no state was written; expected the path of a file, such as "
+                f"{str(place / 'guard.safetensors')!r}."
+            )
+        here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        write_tensors(place, here, {_KEY: sealed(values, here)})
 
     if any(map(is_sharded, state["tensors"].values())):
         ranks.each(write_first)
     else:
         write_first()
-
-
-def _write(path: Path, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    if not path.parent.is_dir():
-        raise StateError(
-            f"There is no folder {str(path.parent)!r}, so no state was written to {str(path)!r}. Make the folder first."
-        )
-    if path.is_dir():
-        raise StateError(
-            f"{str(path)!r} is a folder, so no state was written; expected the path of a file, such as "
-            f"{str(path / 'guard.safetensors')!r}."
-        )
-    here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_tensors(path, here, {_KEY: sealed(values, here)})
-
-
-def _gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """Return whole tensors, sharded ones in the CPU's memory; nothing on a rank that does not keep them."""
-    gathered = {}
-    for name, tensor in tensors.items():
-        full = whole(tensor)
-        if keep:
-            gathered[name] = full.cpu() if is_sharded(tensor) else tensor
-    return gathered
 
 
 def refuse_without_guard(guard: object, path: object) -> None:

@@ -114,11 +114,6 @@ class Place(NamedTuple):
 # Values: how some are written and read
 
 
-def _made_with(core: Core) -> str | None:
-    """Return the strength that the guard was made with, where it has been set anew since, as by a schedule."""
-    return None if core.state.asked.value == core.state.strength_text else core.state.asked.value
-
-
 def _strengths(core: Core) -> list[list[Any]] | None:
     strengths = core.state.driving.strengths
     return None if strengths is None else [[pattern, c] for pattern, c in strengths.given.items()]
@@ -153,10 +148,6 @@ def _read_tolerance(core: Core, given: dict[str, Any] | None) -> Tolerance | Non
 def _read_control(_core: Core, given: dict[str, Any] | None) -> Control:
     with _errors_about_the_tolerance():
         return Control() if given is None else Control.restored(given)
-
-
-def _averages(core: Core) -> dict[str, dict[str, float]]:
-    return {label: dict(ledger.weights) for label, ledger in core.state.ledgers.items() if ledger.weights}
 
 
 def _layouts(core: Core) -> dict[str, str]:
@@ -298,7 +289,14 @@ VALUES = (
         home="state.tokens",
         read=lambda _, tokens: list(map(float, tokens)),
     ),
-    Value("made_with", "the strength that was given first, where it was changed", types.WORDS, _made_with, None),
+    Value(
+        "made_with",
+        "the strength that was given first, where it was changed",
+        types.WORDS,
+        # A schedule sets it anew, for one.
+        lambda core: None if core.state.asked.value == core.state.strength_text else core.state.asked.value,
+        default=None,
+    ),
     Value(
         "tolerance",
         "how much may be lost of the kept sets, which the strength follows",
@@ -326,7 +324,13 @@ VALUES = (
         home="state.control",
         read=_read_control,
     ),
-    Value("averages", "of totals that are means: of how many tasks", types.AVERAGES, _averages, default={}),
+    Value(
+        "averages",
+        "of totals that are means: of how many tasks",
+        types.AVERAGES,
+        lambda core: {label: dict(ledger.weights) for label, ledger in core.state.ledgers.items() if ledger.weights},
+        default={},
+    ),
     _sorted_set(
         "left_frozen", "the parameters that were frozen at the last consolidation", types.NAMES, "state.left_frozen"
     ),

@@ -32,9 +32,14 @@ def check_settings(core: Core, state: Mapping[str, Any]) -> None:
         # A state's pull may be another than the guard's where nobody decided on one of the two.
         may_differ = value.key == "implicit" and (bool(state.get("implicit_is_open")) or _takes_its_pull(core))
         if then != now and not may_differ:
+            advice = ""
+            if value.key == "form" and (given := _form_to_give(then)):
+                advice = f": form={given}"
+            elif value.key == "implicit" and now:
+                advice = ", or leave it out and set guard.options.implicit after loading"
             raise StateError(
                 f"The state was made with {value.key}={then}; this Guard has {value.key}={now}. Make one with the same"
-                f"{_what_else(value.key, then, now)}."
+                f"{advice}."
             )
     tolerance = core.state.tolerance
     if "tolerance" in state and tolerance is None:
@@ -53,13 +58,6 @@ def check_settings(core: Core, state: Mapping[str, Any]) -> None:
             f"The state was made with strengths by pattern, and this Guard has tolerance={tolerance.nats:g}. Make one "
             "as it was made."
         )
-
-
-def _what_else(key: str, then: object, now: object) -> str:
-    """Return what can be done about a setting that differs."""
-    if key == "form" and (given := _form_to_give(then)):
-        return f": form={given}"
-    return ", or leave it out and set guard.options.implicit after loading" if key == "implicit" and now else ""
 
 
 def _form_to_give(settings: object) -> str:

@@ -20,7 +20,7 @@ from anchorhold.guard.measurement import squares_of_samples
 from anchorhold.guard.monitor import Attaching, Monitor, overriding
 from anchorhold.guard.refreshing import refresh_for
 from anchorhold.guard.rollback.weight_average import evaluated_weights
-from anchorhold.guard.stepping.default_pull import Owned, decide, set_implicit
+from anchorhold.guard.stepping.default_pull import Owned, set_implicit, why_explicit
 from anchorhold.guard.stepping.observed import Observed, gradients_of_halves, protected_gradients, unscaled
 from anchorhold.guard.stepping.optimizers.accepted import check_optimizer, ids, innermost, trained_by
 from anchorhold.guard.stepping.optimizers.effective_rate import check_effective_rate
@@ -99,7 +99,10 @@ class Attachment:
 
     def decide_pull(self) -> None:
         """Let attached optimizers decide whether the hold acts after their steps, where the user has not."""
-        decide(self.core, self.held())
+        core, held = self.core, self.held()
+        # Together: after the steps of all of them, or of none.
+        if core.state.implicit.is_open and held:
+            core.state.implicit = core.state.implicit.having(not why_explicit(core, held))
 
     def set_implicit(self, value: bool | None) -> None:
         """Hold after steps from now on, or in them, or as the attached optimizers decide."""
@@ -207,7 +210,9 @@ class Attachment:
                 "gradients.halves() cannot take the gradients of a sharded model apart: FSDP brings them together in "
                 "backward() only. Call gradients.independent() with the loss of a second batch."
             )
-        trained = self._trained()
+        # What the model or an attached optimizer trains: heads may be modules of their own.
+        every = [*self.core.runtime.model.parameters(), *(p for o in self.attached() for p in trained_by(o))]
+        trained: list[Tensor] = list({id(p): p for p in every if p.requires_grad}.values())
         halves = gradients_of_halves(self.core, first, second, trained, scaler)
         names = {id(parameter): name for name, parameter in self.core.runtime.parameters.items()}
         observed = Observed(samples=samples)
@@ -254,11 +259,6 @@ class Attachment:
                     f"{name} needs a gradient that took no part in the step; {why}. Call gradients.independent() with "
                     "the loss of a second batch."
                 )
-
-    def _trained(self) -> list[Tensor]:
-        """Return what the model or an attached optimizer trains: heads may be modules of their own."""
-        every = [*self.core.runtime.model.parameters(), *(p for o in self.attached() for p in trained_by(o))]
-        return list({id(p): p for p in every if p.requires_grad}.values())
 
 
 def _trains(optimizer: object, parameters: Collection[int]) -> bool:

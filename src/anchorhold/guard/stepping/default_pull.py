@@ -31,12 +31,6 @@ Owned = Mapping[Optimizer, Mapping[str, nn.Parameter]]
 """The optimizers whose steps are held, each with the protected parameters that it trains."""
 
 
-def decide(core: Core, held: Owned) -> None:
-    """Let the optimizers whose steps are held decide together, where it is left to them: after all of them, or none."""
-    if core.state.implicit.is_open and held:
-        core.state.implicit = core.state.implicit.having(not why_explicit(core, held))
-
-
 def why_explicit(core: Core, held: Owned) -> str:
     """Return why a hold of which nobody has said so joins the gradients of these optimizers; nothing if it does not."""
     if why := _why_with_any(core):

@@ -55,21 +55,15 @@ def pulls_of(core: Core, moving: Moving) -> list[Pull]:
         if quadratic is not None and (core.space.mapped or any(map(is_looked_at, moving.owned.values()))):
             holds.append(quadratic)
         elif quadratic is not None:
-            last = [_made_late(core, moving)]
+            # Each block's is made when the one before is added: all would be a second model. It goes by the weights
+            # alone, which stay as they are until the step, and nobody looks whether it is of numbers before that.
+            held = _held(core, _with_their_blocks(core, moving.owned), moving)
+            blocks = [matrix.block.parameters for matrix in held.importance.values()]
+            pulled = held.parameters.keys() & moving.trained.keys()
+            names = {name for block in blocks for name in block if name in pulled}
+            last = [Pull(names, Quadratic().parts(held, pulled))]
     made = [pull for pull in (_pull_of(core, each, moving) for each in holds) if pull]
     return [*(Pull(tuple(pull), [pull]) for pull in made), *last]
-
-
-def _made_late(core: Core, moving: Moving) -> Pull:
-    """Return the guard's own pull, each block's to be made when the one before is added: all would be a second model.
-
-    It goes by the weights alone, which stay as they are until the step, and nobody looks whether it is of numbers
-    before it is added.
-    """
-    held = _held(core, _with_their_blocks(core, moving.owned), moving)
-    blocks = [matrix.block.parameters for matrix in held.importance.values()]
-    pulled = held.parameters.keys() & moving.trained.keys()
-    return Pull({name for block in blocks for name in block if name in pulled}, Quadratic().parts(held, pulled))
 
 
 def _pull_of(core: Core, hold: Hold, moving: Moving) -> dict[str, Tensor]:
@@ -80,15 +74,12 @@ def _pull_of(core: Core, hold: Hold, moving: Moving) -> dict[str, Tensor]:
     else:
         pull = _mean_over_ranks(core, hold, moving, whole)
     if pull and hold.projects:
-        return {name: tensor.detach() for name, tensor in hold.joined(pull, _task_gradients(moving)).items()}
+        given = {name: p.grad for name, p in moving.trained.items() if p.grad is not None}
+        dense = {name: grad.to_dense() if grad.is_sparse else grad for name, grad in given.items()}
+        # Without the loss scale, by which add_pulls() multiplies what is returned here.
+        task = {n: g if moving.factor == 1 else g.to(running_dtype(g)) / moving.factor for n, g in dense.items()}
+        return {name: tensor.detach() for name, tensor in hold.joined(pull, task).items()}
     return _in_its_place(pull, hold.share, moving) if pull and hold.share else pull
-
-
-def _task_gradients(moving: Moving) -> dict[str, Tensor]:
-    """Return the task's gradients of what the step moves, without the loss scale."""
-    given = {name: p.grad for name, p in moving.trained.items() if p.grad is not None}
-    dense = {name: grad.to_dense() if grad.is_sparse else grad for name, grad in given.items()}
-    return {n: g if moving.factor == 1 else g.to(running_dtype(g)) / moving.factor for n, g in dense.items()}
 
 
 def _asked(core: Core, hold: Hold, moving: Moving) -> dict[str, Tensor]:

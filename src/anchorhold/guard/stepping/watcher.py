@@ -125,6 +125,8 @@ class StepWatcher:
     ) -> None:
         """Do what comes before a step, or raise before anything has changed.
 
+        Raise :class:`OrderError` if the step has ended already: it is not to be taken twice.
+
         Args:
             optimizer: that takes it.
             hold: whether it is to be held back.
@@ -132,8 +134,16 @@ class StepWatcher:
             beginning: weights and gradients where the step began, if the optimizer has moved on from there.
         """
         layout = self.layouts.current(optimizer)
-        if self._is_tried_again(optimizer, layout):
-            return  # it is measured and held already
+        if self._handed is not None:
+            owned = self.layouts.owned(optimizer) if layout is None else layout.owned
+            if self._handed.is_tried_again(optimizer, owned):
+                return  # this very step has begun before, and raised: it is measured and held already
+            if (name := self._handed.still_changed(owned)) is not None:
+                raise OrderError(
+                    f"The gradient of {name!r} is still that of the last step, with the penalty's in it: "
+                    "optimizer.step() was called again without a new backward pass, or by another optimizer that "
+                    "trains the same parameter. Call optimizer.zero_grad() and backward() before every step."
+                )
         if self._bundles:  # a step that never ended; its buffers may still be some parameter's gradient
             self.layouts.forget()
         self._forget_step()
@@ -185,24 +195,6 @@ class StepWatcher:
     def _taken(self, owned: Mapping[str, nn.Parameter]) -> int:
         """Return how many steps of the task these parameters have taken."""
         return max(map(self.core.task.steps.get, owned, repeat(0)), default=0)
-
-    def _is_tried_again(self, optimizer: Optimizer, layout: Layout | None) -> bool:
-        """Return whether this very step has begun before, and raised.
-
-        Raise :class:`OrderError` if it has ended, since a step is not to be taken twice.
-        """
-        if self._handed is None:
-            return False
-        owned = self.layouts.owned(optimizer) if layout is None else layout.owned
-        if self._handed.is_tried_again(optimizer, owned):
-            return True
-        if (name := self._handed.still_changed(owned)) is not None:
-            raise OrderError(
-                f"The gradient of {name!r} is still that of the last step, with the penalty's in it: optimizer.step() "
-                "was called again without a new backward pass, or by another optimizer that trains the same parameter. "
-                "Call optimizer.zero_grad() and backward() before every step."
-            )
-        return False
 
     def _laid_out(self, optimizer: Optimizer, layout: Layout | None, *, hold: bool) -> Layout:
         """Return the given layout if it still fits, or a new one, with a look at what is not held in it."""
