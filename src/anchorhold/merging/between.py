@@ -121,7 +121,12 @@ class Merging:
         self._common = CommonNames(self.models, held)
         self._groups = self._checked_groups()
         self._traces = [None if form is None else traces(form) for form in self.forms]
-        self._refuse_weightless()
+        for form, own in zip(self.forms, self._traces, strict=True):
+            if own is not None and not sum(own.values()) > 0:
+                raise ConfigurationError(
+                    f"{form.label if form else ''} weighs nothing: its importance is 0 everywhere, and a model without "
+                    "any is not merged. Measure it on data that the model knows, or give None."
+                )
         for model in self.models[1:]:
             _refuse_the_same_memory(first, model)
         self._warned: set[str] = set()
@@ -189,14 +194,6 @@ class Merging:
                         f"{form.label} was measured at other weights {name!r} than those of {model.label}. Give each "
                         "model's own, in the order of the models; to use it all the same, give its .matrices."
                     )
-
-    def _refuse_weightless(self) -> None:
-        for form, own in zip(self.forms, self._traces, strict=True):
-            if own is not None and not sum(own.values()) > 0:
-                raise ConfigurationError(
-                    f"{form.label if form else ''} weighs nothing: its importance is 0 everywhere, and a model without "
-                    "any is not merged. Measure it on data that the model knows, or give None."
-                )
 
     def _tell_types(self) -> None:
         mixed = [n for n in self._common.names if self._is_number(n) and len(self._types(n)) > 1]

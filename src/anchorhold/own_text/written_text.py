@@ -121,7 +121,10 @@ class OwnText(Dataset[dict[str, Tensor]]):
         batch = {"input_ids": tokens, "attention_mask": mask, "labels": wanted}
         if top:
             for name in ("top_tokens", "top_log_probabilities"):
-                batch[name] = pad_sequence([_beside(p, getattr(p, name)) for p in pieces], batch_first=True)
+                # With zeros in front, for the tokens that were given.
+                kept = [(p.begun, getattr(p, name)) for p in pieces]
+                rows = [torch.cat([own.new_zeros(begun, own.shape[1]), own]) for begun, own in kept]
+                batch[name] = pad_sequence(rows, batch_first=True)
         return batch
 
     def _decoded(self, tokens: Iterable[Tensor]) -> list[str]:
@@ -137,11 +140,6 @@ def _labels(piece: Piece, labels: Labels) -> Tensor:
     if labels == "written":
         counted[: piece.begun] = IGNORED
     return counted
-
-
-def _beside(piece: Piece, kept: Tensor) -> Tensor:
-    """Return what is known of the tokens that were written, with zeros in front for those that were given."""
-    return torch.cat([kept.new_zeros(piece.begun, kept.shape[1]), kept])
 
 
 def _empty(written: Sequence[Sequence[int]], ends: Collection[int]) -> int:

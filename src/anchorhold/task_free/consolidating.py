@@ -102,7 +102,12 @@ class TaskFree:
             loss = float(loss.detach().float().mean())
         elif isinstance(loss, bool) or not isinstance(loss, int | float):
             raise ConfigurationError(f"A loss of type {type(loss).__name__}; expected a tensor or a number.")
-        value = self._over_ranks(float(loss))
+        value, group = float(loss), self.guard.options.group
+        if group is not None:
+            # By the mean of all processes' losses, all of them consolidate at the same step.
+            total = torch.tensor(value, device=next(p.device for p in self.guard.model.parameters()))
+            torch.distributed.all_reduce(total, group=group)
+            value = float(total) / torch.distributed.get_world_size(group)
         if batch is not None:
             self.samples.take(batch)
         self.steps += 1
@@ -145,16 +150,6 @@ class TaskFree:
                 "tensor, as reduction='none' gives."
             )
         return losses
-
-    def _over_ranks(self, value: float) -> float:
-        """Return the mean of all processes' losses, by which all of them consolidate at the same step."""
-        group = self.guard.options.group
-        if group is None:
-            return value
-        device = next(p.device for p in self.guard.model.parameters())
-        total = torch.tensor(value, device=device)
-        torch.distributed.all_reduce(total, group=group)
-        return float(total) / torch.distributed.get_world_size(group)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where it is at, as plain values, without the samples: those are training data."""
