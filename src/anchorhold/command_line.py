@@ -34,7 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a path that the terminal cannot show is shown escaped
-    parser = _parser()
+    parser = argparse.ArgumentParser(
+        prog="anchorhold", description="Keep neural networks from forgetting.", epilog=_MEANINGS
+    )
+    parser.add_argument("--version", action="version", version=f"anchorhold {anchorhold.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    _add_merge(commands.add_parser)
+    _add_forgetting(commands.add_parser)
     asked = parser.parse_args(arguments)
     if asked.command is None:
         parser.print_help()
@@ -52,17 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("Interrupted.\n")
         return INTERRUPTED
     return DONE
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="anchorhold", description="Keep neural networks from forgetting.", epilog=_MEANINGS
-    )
-    parser.add_argument("--version", action="version", version=f"anchorhold {anchorhold.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    _add_merge(commands.add_parser)
-    _add_forgetting(commands.add_parser)
-    return parser
 
 
 def _add_merge(add_parser: Callable[..., argparse.ArgumentParser]) -> None:

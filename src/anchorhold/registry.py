@@ -107,7 +107,13 @@ class Registry(Mapping[str, T], Generic[T]):
     def _seen(self) -> dict[str, tuple[T, str | None]]:
         """Return what can be named here and now, each with the file that it comes from."""
         seen: dict[str, tuple[T, str | None]] = {name: (thing, None) for name, thing in self._known.items()}
-        for file, names in _files_in_view():
+        loading, view = _LOADING.get(), _VIEW.get()
+        files: Iterable[tuple[str, _Names]] = _FILES.items()
+        if loading is not None:
+            files = [loading]
+        elif view is not None and view.file is not None:
+            files = [(view.file, _FILES.get(view.file, {}))]
+        for file, names in files:
             seen |= {name: (thing, file) for name, thing in names.get(self.kind, {}).items()}
         return seen
 
@@ -156,15 +162,6 @@ def names_of(file: str | None) -> Iterator[set[str]]:
         yield view.used
     finally:
         _VIEW.reset(token)
-
-
-def _files_in_view() -> Iterable[tuple[str, _Names]]:
-    loading, view = _LOADING.get(), _VIEW.get()
-    if loading is not None:
-        return [loading]
-    if view is not None and view.file is not None:
-        return [(view.file, _FILES.get(view.file, {}))]
-    return _FILES.items()
 
 
 def registering(registry: Registry[T], name: str, wrap: Callable[[Given], T]) -> Callable[[Given], Given]:

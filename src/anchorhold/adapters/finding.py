@@ -47,13 +47,27 @@ def every_adapter(model: nn.Module, protected: Collection[int]) -> Iterator[Foun
         kinds = reversed(list(ADAPTERS.values()))  # what others have entered comes first
         adapter = next((kind(module) for kind in kinds if kind.describes(module)), None)
         if adapter is None:
-            if (reason := _unknown(path, module, protected)) is not None:
-                yield Found(path, path, None, reason)
+            # Trainable tokens are rows of the weight themselves, in its rows' place, and are held as parameters.
+            own = [] if hasattr(module, "trainable_tokens_delta") else _peft_parts(module)
+            if any(id(p) in protected for p in own):
+                kind = type(module).__module__.removeprefix("peft.tuners.").partition(".")[0]
+                unknown = (
+                    f"space='merged': {path!r} has an adapter of the kind {kind!r} ({type(module).__name__}), of which "
+                    f"it is not known what it adds to a weight. Those that are known: {WORKING}. Give "
+                    "options=GuardOptions(space='weights'), which holds the adapter's own parameters."
+                )
+                yield Found(path, path, None, unknown)
             continue
         within |= {id(inner) for inner in module.modules()}
         if any(id(p) in protected for p in adapter.parameters()):
             weight = f"{names.get(id(adapter.layer), path)}.weight"
-            yield Found(path, weight, adapter, _refused(path, adapter))
+            refused = adapter.refusal()
+            reason = refused and (
+                f"space='merged': {path!r} ({type(adapter.module).__name__}) cannot be held as a merged weight: "
+                f"{refused}. Those that can: {WORKING}. Give options=GuardOptions(space='weights'), which holds the "
+                "adapter's own parameters."
+            )
+            yield Found(path, weight, adapter, reason)
 
 
 def find_adapters(model: nn.Module, protected: Collection[int]) -> dict[str, Adapter]:
@@ -99,31 +113,6 @@ def trained_layers(model: nn.Module, adapters: dict[str, Adapter]) -> dict[str, 
                 "each adapter. Freeze it, or give options=GuardOptions(space='weights'), which holds both as they are."
             )
     return found
-
-
-def _refused(path: str, adapter: Adapter) -> str | None:
-    """Return why an adapter of a known kind cannot be held by its merged weight, where it cannot."""
-    reason = adapter.refusal()
-    return reason and (
-        f"space='merged': {path!r} ({type(adapter.module).__name__}) cannot be held as a merged weight: {reason}. "
-        f"Those that can: {WORKING}. Give options=GuardOptions(space='weights'), which holds the adapter's own "
-        "parameters."
-    )
-
-
-def _unknown(path: str, module: Any, protected: Collection[int]) -> str | None:
-    """Return that one of PEFT's layers is of a kind that is not known: what it does to the weight is not either.
-
-    Trainable tokens are rows of the weight themselves, in its rows' place, and are held as any other parameter.
-    """
-    if hasattr(module, "trainable_tokens_delta") or not any(id(p) in protected for p in _peft_parts(module)):
-        return None
-    kind = type(module).__module__.removeprefix("peft.tuners.").partition(".")[0]
-    return (
-        f"space='merged': {path!r} has an adapter of the kind {kind!r} ({type(module).__name__}), of which it is not "
-        f"known what it adds to a weight. Those that are known: {WORKING}. Give options=GuardOptions(space='weights'), "
-        "which holds the adapter's own parameters."
-    )
 
 
 def _peft_parts(module: Any) -> list[nn.Parameter]:

@@ -37,21 +37,22 @@ class Between(NamedTuple):
 
 def terms_between(terms: Sequence[Term], now: Values, then: Values, share: float) -> Between | None:
     """Return values between two times by which Δ is the mean of both; ``None`` where nobody knows such values."""
-    found = [_term_between(term, now, then, share) for term in terms]
-    if not found or None in found:
-        return None
-    values = {p: value for each in found if each is not None for p, value in each.values.items()}
-    return Between(values, max(each.error for each in found if each is not None))
-
-
-def _term_between(term: Term, now: Values, then: Values, share: float) -> Between | None:
-    own, before = [now(p) for p in term.parameters], [then(p) for p in term.parameters]
-    if term.is_product:
-        ends = [Product(*(each.flatten(1) for each in pair)) for pair in (own, before)]
-        made, error = product_between(ends[0], ends[1], share)
-        return Between({p: each.view_as(p) for p, each in zip(term.parameters, made, strict=True)}, error)
-    found = _linear_between(own, before, share)
-    return None if found is None else Between(dict(zip(term.parameters, found, strict=True)))
+    values: dict[nn.Parameter, Tensor] = {}
+    errors = []
+    for term in terms:
+        own, before = [now(p) for p in term.parameters], [then(p) for p in term.parameters]
+        if term.is_product:
+            ends = [Product(*(each.flatten(1) for each in pair)) for pair in (own, before)]
+            made, error = product_between(ends[0], ends[1], share)
+            values |= {p: each.view_as(p) for p, each in zip(term.parameters, made, strict=True)}
+            errors.append(error)
+        else:
+            found = _linear_between(own, before, share)
+            if found is None:
+                return None
+            values |= zip(term.parameters, found, strict=True)
+            errors.append(0.0)
+    return Between(values, max(errors)) if errors else None
 
 
 def product_between(now: Product, then: Product, share: float) -> tuple[Product, float]:

@@ -59,12 +59,24 @@ def read_documents(
     if given is None:
         return []
     if isinstance(given, Mapping):
-        found = [each for kind, own in given.items() for each in _given_rows(str(kind), own, option)]
+        found = []
+        for kind, own in ((str(name), documents) for name, documents in given.items()):
+            if isinstance(own, str | Mapping) or not isinstance(own, Iterable):
+                raise ConfigurationError(
+                    f"{option}[{kind!r}] is of type {type(own).__name__}; expected a list of texts: {{{kind!r}: ['…', "
+                    "'…']}."
+                )
+            for number, row in enumerate(own):
+                place = f"{option}[{kind!r}][{number}]"
+                found.append(_document({"text": row} if isinstance(row, str) else row, kind, place))
     else:
-        paths = [given] if isinstance(given, str | os.PathLike) else list(given)
-        if not paths:
+        several = [given] if isinstance(given, str | os.PathLike) else list(given)
+        if not several:
             raise ConfigurationError(f"{option} is empty; expected at least one file or folder.")
-        kinds = _kinds([_checked_path(path, option) for path in paths])
+        paths = [_checked_path(path, option) for path in several]
+        # A kind is the file's name, or the whole path where two have the same name.
+        names = [path.name or str(path) for path in paths]
+        kinds = {path: name if names.count(name) == 1 else str(path) for path, name in zip(paths, names, strict=True)}
         found = [each for path, kind in kinds.items() for each in _read(path, kind, separator, rows=rows)]
     return _without_empty(found, option)
 
@@ -82,12 +94,6 @@ def _checked_path(given: object, option: str) -> Path:
             "itself is given as {'a name': ['the text']}."
         )
     return path
-
-
-def _kinds(paths: Sequence[Path]) -> dict[Path, str]:
-    """Return each path's kind: the file's name, or the whole path where two have the same name."""
-    names = [path.name or str(path) for path in paths]
-    return {path: name if names.count(name) == 1 else str(path) for path, name in zip(paths, names, strict=True)}
 
 
 def _read(path: Path, kind: str, separator: str | None, *, rows: bool) -> Iterator[Document]:
@@ -141,15 +147,6 @@ def _rows(path: Path, kind: str) -> Iterator[Document]:
         except (ValueError, RecursionError) as error:
             raise DataError(f"{place}: no JSON ({error}). Expected one object a line: {ROWS}.") from error
         yield _document(row, kind, place)
-
-
-def _given_rows(kind: str, rows: Iterable[str | Mapping[str, Any]], option: str) -> Iterator[Document]:
-    if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
-        raise ConfigurationError(
-            f"{option}[{kind!r}] is of type {type(rows).__name__}; expected a list of texts: {{{kind!r}: ['…', '…']}}."
-        )
-    for number, row in enumerate(rows):
-        yield _document({"text": row} if isinstance(row, str) else row, kind, f"{option}[{kind!r}][{number}]")
 
 
 def _document(row: Any, kind: str, place: str) -> Document:

@@ -37,11 +37,6 @@ class Loading:
     dtype: torch.dtype | None = None
     base: str | os.PathLike[str] | None = None
 
-    @property
-    def chosen_dtype(self) -> Any:
-        """What transformers is asked for."""
-        return self.dtype or ("auto" if self.device.type == "cuda" else torch.float32)
-
 
 def check_folder(given: str | os.PathLike[str], label: str) -> Path:
     """Return a folder that holds a model or an adapter, or say why it is none."""
@@ -108,10 +103,11 @@ def load_tokenizer(path: Path) -> Any:
 
 def _load_whole(path: Path, label: str, loading: Loading) -> nn.Module:
     transformers = _transformers(f"{label} {str(path)!r} is a model of Hugging Face's")
+    dtype = loading.dtype or ("auto" if loading.device.type == "cuda" else torch.float32)
     with _quiet(transformers):
         try:
             model, info = transformers.AutoModelForCausalLM.from_pretrained(
-                str(path), local_files_only=True, dtype=loading.chosen_dtype, output_loading_info=True
+                str(path), local_files_only=True, dtype=dtype, output_loading_info=True
             )
         except torch.OutOfMemoryError:
             raise

@@ -212,7 +212,13 @@ class _Report:
                 "into its folder, or give tokenizer=."
             )
         self._encoded = encode(documents, before.tokenizer, self._start, before.vocabulary)
-        self._tell_unknown()
+        unknown = getattr(before.tokenizer, "unk_token_id", None)
+        found = sum(int((each.tokens == unknown).sum()) for each in self._encoded) if unknown is not None else 0
+        if found and unknown != self._start:
+            self._notes.append(
+                f"{found:,} tokens of the text are unknown to the tokenizer of {before.name}, so its bits a byte are "
+                "too few."
+            )
 
     def add(self, after: Reader) -> None:
         """Score a model after, kind by kind."""
@@ -313,15 +319,6 @@ class _Report:
             )
         self._contexts[after.name] = found
         return found
-
-    def _tell_unknown(self) -> None:
-        unknown = getattr(self._before.tokenizer, "unk_token_id", None)
-        found = sum(int((each.tokens == unknown).sum()) for each in self._encoded) if unknown is not None else 0
-        if found and unknown != self._start:
-            self._notes.append(
-                f"{found:,} tokens of the text are unknown to the tokenizer of {self._before.name}, so its bits a byte "
-                "are too few."
-            )
 
     def leave_out(self, name: str, error: AnchorholdError) -> None:
         """Note that a model could not be measured."""

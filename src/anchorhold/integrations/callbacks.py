@@ -229,12 +229,6 @@ def checked_share_at_end(given: float | None) -> float | None:
     return None if given is None else checked_share("share", given, expected)
 
 
-def checked_limit(given: float | None) -> float | None:
-    """Return how much may be lost before training stops, or say what was expected."""
-    expected = "a number of nats above 0, or None to go on whatever is lost"
-    return None if given is None else float(number("stop_at", given, expected, lambda nats: nats > 0))
-
-
 class StopAt:
     """Stops training once more is lost of the worst kept set than a limit, at as many looks in a row as are set.
 
@@ -242,7 +236,8 @@ class StopAt:
     """
 
     def __init__(self, limit: float | None) -> None:
-        self.limit = checked_limit(limit)
+        expected = "a number of nats above 0, or None to go on whatever is lost"
+        self.limit = None if limit is None else float(number("stop_at", limit, expected, lambda nats: nats > 0))
         self.stopped_at: float | None = None
         """What was lost when training was stopped, if it was."""
         self._seen, self._beyond = -1, 0

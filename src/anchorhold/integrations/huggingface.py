@@ -52,7 +52,6 @@ try:
         checkpoint_folder,
         checkpoint_to_resume,
         state_of_best,
-        state_to_resume,
         write_state,
     )
 except ImportError as error:
@@ -143,7 +142,7 @@ class AnchorholdCallback(TrainerCallback):
                 "or give the batches to measure with: AnchorholdCallback(guard, consolidate_at_end=batches), or False "
                 "to leave it",
             )
-        found = state_to_resume(args, state) if met is None and state.global_step > 0 else None
+        found = checkpoint_to_resume(args, state)[1] if met is None and state.global_step > 0 else None
         if met is None:
             if found is not None:
                 guard.load_state_dict(found)
@@ -184,7 +183,8 @@ class AnchorholdCallback(TrainerCallback):
         if not self._to_rehearse:
             return
         self._to_rehearse = False
-        batches = self._first_batches(kwargs["train_dataloader"])
+        given = kwargs["train_dataloader"] if self.consolidate_at_end is True else self.consolidate_at_end
+        batches = list(given[:1]) if isinstance(given, list | tuple) else first_batches(given, REHEARSED)
         # What one rank cannot read, none rehearses: the others would wait for it.
         if all(Ranks(self.guard.options.group).each(lambda: bool(batches))):
             with explaining(_REHEARSED):
@@ -237,11 +237,6 @@ class AnchorholdCallback(TrainerCallback):
         batches = kwargs["train_dataloader"] if self.consolidate_at_end is True else self.consolidate_at_end
         with explaining(_HOW_TO_MEASURE, TRAINED):
             self.guard.consolidate(batches, forward=self.forward, share=share)
-
-    def _first_batches(self, training: Any) -> list[Any]:
-        """Return a first batch of what the end will measure with; none where it cannot be had beside training."""
-        given = training if self.consolidate_at_end is True else self.consolidate_at_end
-        return list(given[:1]) if isinstance(given, list | tuple) else first_batches(given, REHEARSED)
 
     def _go_back_to_best(self, state: TrainerState) -> None:
         """Take over the guard's state of the best checkpoint, whose weights the model has now.

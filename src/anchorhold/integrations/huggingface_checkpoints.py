@@ -44,11 +44,6 @@ def write_state(args: TrainingArguments, state: TrainerState, guard: Guard, task
     state_files.write(path, marked | task_free_state(task_free), Ranks(guard.options.group))
 
 
-def state_to_resume(args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
-    """Return the guard's state in the checkpoint that training resumes from."""
-    return checkpoint_to_resume(args, state)[1]
-
-
 def checkpoint_to_resume(args: TrainingArguments, state: TrainerState) -> tuple[Path, dict[str, Any]]:
     """Return the checkpoint that training resumes from, which the Trainer does not name to us, and the guard's state.
 

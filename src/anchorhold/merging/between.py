@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from anchorhold.errors import ConfigurationError, NotFiniteError, warn
-from anchorhold.forms import DiagonalMatrix, Matrix
+from anchorhold.forms import DiagonalMatrix
 from anchorhold.merging import tensor_files
 from anchorhold.merging.common_names import CommonNames
 from anchorhold.merging.given_forms import GivenForm, ModelForm, given_forms, groups, traces
@@ -121,7 +121,12 @@ class Merging:
         self._common = CommonNames(self.models, held)
         self._groups = self._checked_groups()
         self._traces = [None if form is None else traces(form) for form in self.forms]
-        self._refuse_weightless()
+        for form, own in zip(self.forms, self._traces, strict=True):
+            if own is not None and not sum(own.values()) > 0:
+                raise ConfigurationError(
+                    f"{form.label if form else ''} weighs nothing: its importance is 0 everywhere, and a model without "
+                    "any is not merged. Measure it on data that the model knows, or give None."
+                )
         for model in self.models[1:]:
             _refuse_the_same_memory(first, model)
         self._warned: set[str] = set()
@@ -190,14 +195,6 @@ class Merging:
                         "model's own, in the order of the models; to use it all the same, give its .matrices."
                     )
 
-    def _refuse_weightless(self) -> None:
-        for form, own in zip(self.forms, self._traces, strict=True):
-            if own is not None and not sum(own.values()) > 0:
-                raise ConfigurationError(
-                    f"{form.label if form else ''} weighs nothing: its importance is 0 everywhere, and a model without "
-                    "any is not merged. Measure it on data that the model knows, or give None."
-                )
-
     def _tell_types(self) -> None:
         mixed = [n for n in self._common.names if self._is_number(n) and len(self._types(n)) > 1]
         if mixed and self._dtype is None:
@@ -232,7 +229,14 @@ class Merging:
     def at(self, share: Share, *, out: str | os.PathLike[str] | None = None) -> "dict[str, Any] | Path":
         """Return the weights at a share, or write them and return where: see :func:`anchorhold.merge`."""
         shares = all_shares(share, len(self.models) - 1)
-        self._tell_statistics(shares)
+        statistics = [name for name in self._common.names if name.endswith("running_mean")]
+        if statistics and max(shares) < 1 and "statistics" not in self._warned:
+            self._warned.add("statistics")
+            warn(
+                f"{statistics[0]!r} and other running statistics of batch norms are averaged, and the mean of two "
+                "networks' statistics is not that of the network in between. Compute them anew before it is used: "
+                "torch.optim.swa_utils.update_bn(batches, model)."
+            )
         if out is None:
             return self._in_memory(shares)
         path = tensor_files.as_path(out)
@@ -275,10 +279,11 @@ class Merging:
 
     def _by_forms(self, names: Sequence[str], shares: Sequence[float], emit: Emit) -> None:
         """Merge some parameters together."""
-        pulls = [
-            Pull(c, None if form is None else self._matrices(form, names), self._scale(k, names))
-            for k, (c, form) in enumerate(zip(shares, self.forms, strict=True))
-        ]
+        pulls = []
+        for k, (c, form) in enumerate(zip(shares, self.forms, strict=True)):
+            blocks = [] if form is None else [b for b, members in form.blocks.items() if members[0] in names]
+            matrices = None if form is None else tuple(map(form.matrix, blocks))
+            pulls.append(Pull(c, matrices, self._scale(k, names)))
         every = [matrix for pull in pulls for matrix in pull.matrices or ()]
         if len(names) == 1 and all(isinstance(matrix, DiagonalMatrix) for matrix in every):
             self._each_by_itself(names[0], shares, pulls, emit)
@@ -348,9 +353,6 @@ class Merging:
             )
         return found
 
-    def _matrices(self, form: ModelForm, names: Sequence[str]) -> tuple[Matrix, ...]:
-        return tuple(form.matrix(block) for block, members in form.blocks.items() if members[0] in names)
-
     def _scale(self, k: int, names: Sequence[str]) -> float:
         """Return what makes a model's mean importance 1, over the network or over a group of parameters."""
         mean = self._mean_importance(k, names)
@@ -368,16 +370,6 @@ class Merging:
         """Return the damping in the unit of the scaled forms."""
         means = [(self._mean_importance(k, names), self._scale(k, names)) for k in range(len(self.models))]
         return self._damping * sum(c * mean * scale for c, (mean, scale) in zip(shares, means, strict=True) if mean)
-
-    def _tell_statistics(self, shares: Sequence[float]) -> None:
-        statistics = [name for name in self._common.names if name.endswith("running_mean")]
-        if statistics and max(shares) < 1 and "statistics" not in self._warned:
-            self._warned.add("statistics")
-            warn(
-                f"{statistics[0]!r} and other running statistics of batch norms are averaged, and the mean of two "
-                "networks' statistics is not that of the network in between. Compute them anew before it is used: "
-                "torch.optim.swa_utils.update_bn(batches, model)."
-            )
 
     @contextlib.contextmanager
     def _written(self, path: Path) -> Iterator[tensor_files.Sink]:

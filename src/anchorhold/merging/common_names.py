@@ -24,7 +24,13 @@ class CommonNames:
 
     def __init__(self, models: Sequence[GivenModel], preferred: Collection[str] = ()) -> None:
         self._models = models
-        self._others = _tied_names(models)
+        # The other names of each tensor that has several in some model, in the order of the models.
+        groups: dict[str, dict[str, None]] = {}
+        for model in models:
+            for name, other in model.tied().items():
+                together = groups.get(other, {other: None}) | groups.get(name, {name: None})
+                groups |= dict.fromkeys(together, together)
+        self._others = {name: [other for other in group if other != name] for name, group in groups.items()}
         self.names = list(models[-1].tensors)
         self._refuse_differences()
         self._first = self._first_names(preferred)
@@ -111,13 +117,3 @@ class CommonNames:
         if first == second or tied.get(first, first) == tied.get(second, second):
             return True
         return torch.equal(model.read(first), model.read(second))  # a copy of a state dict unties what it copies
-
-
-def _tied_names(models: Sequence[GivenModel]) -> dict[str, list[str]]:
-    """Return the other names of each tensor that has several in some model, in the order of the models."""
-    groups: dict[str, dict[str, None]] = {}
-    for model in models:
-        for name, other in model.tied().items():
-            together = groups.get(other, {other: None}) | groups.get(name, {name: None})
-            groups |= dict.fromkeys(together, together)
-    return {name: [other for other in group if other != name] for name, group in groups.items()}

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,8 @@ class LoraAdapter:
                 f"The adapter {str(path)!r} is of kind {'DoRA' if config.get('use_dora') else kind}; expected LoRA. "
                 "Load it with PEFT and give the model in its place, which is merged as PEFT does."
             )
-        return cls.of_tensors(config, {n: tensor_files.read(path / WEIGHTS, n) for n in _names(path / WEIGHTS)})
+        weights = path / WEIGHTS
+        return cls.of_tensors(config, {n: tensor_files.read(weights, n) for n in tensor_files.described(weights)})
 
     @classmethod
     def of_tensors(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> "LoraAdapter":
@@ -234,10 +235,6 @@ def _padded(a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return torch.cat([a, a.new_zeros(more, *a.shape[1:])]), torch.cat(
         [b, b.new_zeros(b.shape[0], more, *b.shape[2:])], 1
     )
-
-
-def _names(path: Path) -> Iterator[str]:
-    yield from tensor_files.described(path)
 
 
 def lone_factors(names: Sequence[str], read: Sequence[Callable[[str], Tensor]]) -> list[tuple[str, str]]:

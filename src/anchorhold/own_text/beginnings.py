@@ -77,7 +77,7 @@ class Beginnings:
 
     def _prompt(self, number: int, prompt: Prompt, start: int | None, *, chat: bool) -> list[int]:
         what = f"Prompt {number}"
-        if _is_chat(prompt):
+        if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):  # messages of a chat
             tokens = self._by_template(what, prompt)
         elif isinstance(prompt, str):
             tokens = (
@@ -148,7 +148,3 @@ class Beginnings:
             # Some name −1, which means none.
             found += [int(token) for token in several if isinstance(token, Integral) and int(token) >= 0]
         return list(dict.fromkeys(found))
-
-
-def _is_chat(prompt: object) -> bool:
-    return isinstance(prompt, Sequence) and bool(len(prompt)) and isinstance(prompt[0], Mapping)

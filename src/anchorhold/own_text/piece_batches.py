@@ -87,7 +87,9 @@ def write_pieces(writer: Writer, numbers: list[int], beginnings: list[list[int]]
     tokens = torch.zeros(len(numbers), int(begun.max()) + length, dtype=torch.long, device=device)
     for row, beginning in zip(tokens, beginnings, strict=True):
         row[: len(beginning)] = torch.tensor(beginning, device=device)
-    uniform = torch.stack([uniform_numbers(manner.seed, number, length) for number in numbers])
+    # By which tokens are drawn: those of a piece depend on the seed and its own number alone.
+    generators = [generator_for(manner.seed, "own text", number) for number in numbers]
+    uniform = torch.stack([torch.rand(length, generator=each, dtype=torch.float64) for each in generators])
     uniform = uniform.to(device, widest_dtype(device))
     written = _Written(len(numbers), length, manner.top, device)
     ends = torch.tensor(manner.ends, dtype=torch.long, device=device)
@@ -110,11 +112,6 @@ def write_pieces(writer: Writer, numbers: list[int], beginnings: list[list[int]]
         Piece(number, tokens[row, : len(beginning) + int(count)].cpu(), len(beginning), *written.of(row))
         for row, (number, beginning, count) in enumerate(zip(numbers, beginnings, written.counts, strict=True))
     ]
-
-
-def uniform_numbers(seed: int, number: int, length: int) -> Tensor:
-    """Return the numbers in [0, 1) by which the tokens of a piece are drawn."""
-    return torch.rand(length, generator=generator_for(seed, "own text", number), dtype=torch.float64)
 
 
 class _Written:

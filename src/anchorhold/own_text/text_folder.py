@@ -7,7 +7,7 @@ written side by side, named after the first of them. Files are whole or absent (
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ class TextFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"store={str(path)!r} cannot be made a folder ({error}). Name another one.") from error
-        self._digest = _digest(asked)
+        self._digest = digest_of(asked)
         document: dict[str, Any] = {"format": _FORMAT, "asked": dict(asked), "wanted": wanted}
         document |= {"ends": list(kind.ends), "padding": kind.padding, "named": kind.named}
         there = _read_asked(self.path)
@@ -94,7 +94,17 @@ class TextFolder:
                     "or put the file back."
                 )
         else:
-            _refuse_others(self.path, there["asked"], document["asked"])
+            before, now = there["asked"], document["asked"]
+            if different := [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]:
+                words = {"weights": "the model's weights are others", "beginnings": "the prompts are others"}
+                reasons = [
+                    words.get(name, f"{name} is {before.get(name)!r} there and {now.get(name)!r} here")
+                    for name in different
+                ]
+                raise StateError(
+                    f"{str(self.path)!r} holds another text: {'; '.join(reasons)}. Name another folder, or, to read "
+                    "what is there, anchorhold.OwnText.load(folder)."
+                )
             document["wanted"] = max(wanted, there["wanted"])
         if document != there:
             self._write(lambda: write_whole(self.path / _ASKED, json.dumps(document, indent=1).encode()))
@@ -134,7 +144,7 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[list[Piece], Kind]:
     there = _read_asked(folder)
     if there is None:
         raise StoreError(f"{str(folder)!r} holds no text: there is no {_ASKED}. Give the folder that store= named.")
-    digest = _digest(there["asked"])
+    digest = digest_of(there["asked"])
     pieces = sorted((p for file in _files(folder) for p in _read_file(file, digest)), key=lambda piece: piece.number)
     if len(pieces) < there["wanted"]:
         warn(
@@ -149,7 +159,7 @@ def is_whole(path: str | os.PathLike[str]) -> bool:
     there = _read_asked(Path(path))
     if there is None:
         return False
-    digest = _digest(there["asked"])
+    digest = digest_of(there["asked"])
     return sum(len(_read_file(file, digest)) for file in _files(Path(path))) >= int(there["wanted"])
 
 
@@ -174,12 +184,8 @@ def weights_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def digest_of_tokens(texts: Iterable[list[int]]) -> str:
-    """Return a digest of what pieces begin with."""
-    return _digest(list(texts))
-
-
-def _digest(content: Any) -> str:
+def digest_of(content: Any) -> str:
+    """Return a digest of what JSON can hold."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -211,19 +217,6 @@ def _read_asked(folder: Path) -> dict[str, Any] | None:
             f"{str(folder)!r} has format {found['format']}, and this version reads {_FORMAT}. Use a newer anchorhold."
         )
     return found
-
-
-def _refuse_others(folder: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    different = [name for name in sorted({*there, *asked}) if there.get(name) != asked.get(name)]
-    if different:
-        words = {"weights": "the model's weights are others", "beginnings": "the prompts are others"}
-        reasons = [
-            words.get(name, f"{name} is {there.get(name)!r} there and {asked.get(name)!r} here") for name in different
-        ]
-        raise StateError(
-            f"{str(folder)!r} holds another text: {'; '.join(reasons)}. Name another folder, or, to read what is "
-            "there, anchorhold.OwnText.load(folder)."
-        )
 
 
 def _read_file(path: Path, digest: str) -> list[Piece]:

@@ -21,7 +21,7 @@ from anchorhold.own_text.first_look import (
 )
 from anchorhold.own_text.model_reader import Writer, as_writer
 from anchorhold.own_text.piece_batches import Choice, Manner, write_pieces
-from anchorhold.own_text.text_folder import Kind, Piece, TextFolder, digest_of_tokens, weights_digest
+from anchorhold.own_text.text_folder import Kind, Piece, TextFolder, digest_of, weights_digest
 from anchorhold.own_text.written_text import OwnText
 from anchorhold.seeding import undisturbed
 from anchorhold.settings import number, whole_number
@@ -193,7 +193,7 @@ def _asked(model: nn.Module, manner: Manner, begun: list[list[int]]) -> dict[str
     choice = manner.choice
     return {
         "weights": weights_digest(model),
-        "beginnings": digest_of_tokens(begun),
+        "beginnings": digest_of(begun),
         "seed": manner.seed,
         "length": manner.length,
         "ends": list(manner.ends),

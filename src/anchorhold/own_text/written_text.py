@@ -69,8 +69,12 @@ class OwnText(Dataset[dict[str, Tensor]]):
         """
         size = whole_number("batch_size", batch_size, "a whole number of at least 1", least=1)
         choice("labels", labels, ("written", "all"))
-        if top:
-            self._require_top()
+        if top and not self.kind.named:
+            raise ConfigurationError(
+                "top=True for a model whose batches are pairs, which have no place for more. Read them from .pieces."
+            )
+        if top and any(piece.top_tokens is None for piece in self.pieces):
+            raise ConfigurationError("top=True, but no most probable tokens were kept: write with keep_top=20, say.")
         return [self._batch(self.pieces[i : i + size], labels, top) for i in range(0, len(self.pieces), size)]
 
     @property
@@ -84,7 +88,29 @@ class OwnText(Dataset[dict[str, Tensor]]):
         return self._decoded(piece.written for piece in self.pieces)
 
     def __repr__(self) -> str:
-        return "\n  ".join(_in_words(self.pieces, self.kind.ends))
+        if not self.pieces:
+            return "OwnText: no pieces"
+        pieces, ends = self.pieces, self.kind.ends
+        written = [piece.written.tolist() for piece in pieces]
+        count = sum(map(len, written))
+        distinct = len({tuple(piece.tokens.tolist()) for piece in pieces})
+        ended = sum(own[-1] in ends for own in written)
+        how = f"{ended:,} ended by themselves" if ends else "without an end token"
+        mean = float(torch.cat([piece.log_probabilities for piece in pieces]).double().mean())
+        repeated = [_repeated(own) for own in written]
+        circles = sum(share > 0.5 for share in repeated)
+        lines = [
+            f"OwnText: {len(pieces):,} pieces, {distinct:,} of them distinct",
+            f"{count:,} tokens written, {count / len(pieces):.1f} a piece; {how}",
+            f"{mean:.2f} nats a token on average, by the model's own log-probabilities",
+            (
+                f"{100 * sum(repeated) / len(repeated):.1f} % of the runs of {_GRAM} tokens had been there before in "
+                f"their piece; pieces of which more than half had, which go round in circles: {circles:,}"
+            ),
+        ]
+        if empty := _empty(written, ends):
+            lines.append(f"{empty:,} empty: their first token ends them")
+        return "\n  ".join(lines)
 
     def _batch(self, pieces: Sequence[Piece], labels: Labels, top: bool) -> Any:
         tokens = pad_sequence([p.tokens for p in pieces], batch_first=True, padding_value=self.kind.padding)
@@ -95,16 +121,11 @@ class OwnText(Dataset[dict[str, Tensor]]):
         batch = {"input_ids": tokens, "attention_mask": mask, "labels": wanted}
         if top:
             for name in ("top_tokens", "top_log_probabilities"):
-                batch[name] = pad_sequence([_beside(p, getattr(p, name)) for p in pieces], batch_first=True)
+                # With zeros in front, for the tokens that were given.
+                kept = [(p.begun, getattr(p, name)) for p in pieces]
+                rows = [torch.cat([own.new_zeros(begun, own.shape[1]), own]) for begun, own in kept]
+                batch[name] = pad_sequence(rows, batch_first=True)
         return batch
-
-    def _require_top(self) -> None:
-        if not self.kind.named:
-            raise ConfigurationError(
-                "top=True for a model whose batches are pairs, which have no place for more. Read them from .pieces."
-            )
-        if any(piece.top_tokens is None for piece in self.pieces):
-            raise ConfigurationError("top=True, but no most probable tokens were kept: write with keep_top=20, say.")
 
     def _decoded(self, tokens: Iterable[Tensor]) -> list[str]:
         if self.tokenizer is None:
@@ -119,36 +140,6 @@ def _labels(piece: Piece, labels: Labels) -> Tensor:
     if labels == "written":
         counted[: piece.begun] = IGNORED
     return counted
-
-
-def _beside(piece: Piece, kept: Tensor) -> Tensor:
-    """Return what is known of the tokens that were written, with zeros in front for those that were given."""
-    return torch.cat([kept.new_zeros(piece.begun, kept.shape[1]), kept])
-
-
-def _in_words(pieces: Sequence[Piece], ends: Sequence[int]) -> list[str]:
-    if not pieces:
-        return ["OwnText: no pieces"]
-    written = [piece.written.tolist() for piece in pieces]
-    count = sum(map(len, written))
-    distinct = len({tuple(piece.tokens.tolist()) for piece in pieces})
-    ended = sum(own[-1] in ends for own in written)
-    how = f"{ended:,} ended by themselves" if ends else "without an end token"
-    mean = float(torch.cat([piece.log_probabilities for piece in pieces]).double().mean())
-    repeated = [_repeated(own) for own in written]
-    circles = sum(share > 0.5 for share in repeated)
-    lines = [
-        f"OwnText: {len(pieces):,} pieces, {distinct:,} of them distinct",
-        f"{count:,} tokens written, {count / len(pieces):.1f} a piece; {how}",
-        f"{mean:.2f} nats a token on average, by the model's own log-probabilities",
-        (
-            f"{100 * sum(repeated) / len(repeated):.1f} % of the runs of {_GRAM} tokens had been there before in their "
-            f"piece; pieces of which more than half had, which go round in circles: {circles:,}"
-        ),
-    ]
-    if empty := _empty(written, ends):
-        lines.append(f"{empty:,} empty: their first token ends them")
-    return lines
 
 
 def _empty(written: Sequence[Sequence[int]], ends: Collection[int]) -> int:

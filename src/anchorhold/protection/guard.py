@@ -134,10 +134,12 @@ class ProtectedGuard(Guard):
             )
         found = self.retention()
         lost = found.worst  # of the samples kept aside, and of what else guard.keep() was given
-        if given is None:
-            given = self._pulled_back(allowed if allowed is not None else GIVEN_BACK * lost.kl, lost.kl, allowed)
-        else:
+        if given is not None:
             self.average(given)
+        elif lost.kl <= (LITTLE if allowed is None else allowed):
+            given = 1.0
+        else:
+            given = self.pull_back(GIVEN_BACK * lost.kl if allowed is None else allowed).share
         left = self.retention()[lost.name]
         self.detach()
         self.report = dataclasses.replace(
@@ -180,12 +182,6 @@ class ProtectedGuard(Guard):
             raise StoreError(f"{str(folder)!r} cannot be made a folder ({error}). Name another one.") from error
         self.save(Path(folder) / GUARD_FILE)
         write_protection(self, Path(folder) / PROTECTION_FILE)
-
-    def _pulled_back(self, allowed: float, lost: float, asked: float | None) -> float:
-        if lost <= (LITTLE if asked is None else asked):
-            return 1.0
-        found = self.pull_back(allowed)
-        return found.share
 
     def note_measured(self, seconds: float) -> None:
         """Report what measuring has found: the strength, the scored tokens of a sample, and the seconds it took."""

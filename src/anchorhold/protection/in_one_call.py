@@ -86,7 +86,11 @@ def protect(
     if settings.progress is True:
         print(ready.plan, file=sys.stderr, flush=True)
     began = time.perf_counter()
-    samples = ready.samples if ready.samples is not None else _written(ready, settings)
+    samples = ready.samples
+    if samples is None:
+        assert ready.writing is not None
+        text = ready.writing.write(Bar(settings.progress, "Writing own text"))
+        samples = of_own_text(text, settings.measured, settings.batch_size, f"{len(text):,} pieces of own text")
     guard = made(model, ready.measure, ready.plan, samples, settings)
     guard.keep(samples.aside, ASIDE, forward=settings.forward, samples=MOST_ASIDE)
     bar = Bar(settings.progress, f"Measuring {ready.plan.form.name}")
@@ -151,7 +155,8 @@ def _prepared(model: nn.Module, tokenizer: Any, settings: Protection) -> _Ready:
         return _before_writing(model, tokenizer, settings)
     samples = _samples_there(model, tokenizer, settings)
     measure = measure_for(settings, _outputs(model, samples, settings.forward))
-    batch, count = samples.measured[0], _count(samples.measured)
+    reader = BatchReader(torch.device("cpu"))
+    batch, count = samples.measured[0], sum(reader.read(each).size for each in samples.measured)
     _try(model, measure, batch, settings)
     return _Ready(plan_for(model, settings, batch, count, measure, source=samples.origin), measure, samples, None)
 
@@ -191,12 +196,6 @@ def _samples_there(model: nn.Module, tokenizer: Any, settings: Protection) -> Sa
         old = read_text_files(paths, tokenizer, settings.length, settings.samples)
     old = check_batches(old)
     return of_batches(model, old, settings.samples, settings.measured, settings.batch_size, settings.forward)
-
-
-def _written(ready: _Ready, settings: Protection) -> Samples:
-    assert ready.writing is not None
-    text = ready.writing.write(Bar(settings.progress, "Writing own text"))
-    return of_own_text(text, settings.measured, settings.batch_size, f"{len(text):,} pieces of own text")
 
 
 def resume_protection(
@@ -249,8 +248,3 @@ def _outputs(model: nn.Module, samples: Samples, forward: Forward | None) -> tor
     batch = BatchReader(next(model.parameters()).device, model).read(samples.measured[0])
     with evaluation_mode(model, model.parameters()):
         return (forward or call_model)(model, batch.inputs).shape
-
-
-def _count(batches: list[Any]) -> int:
-    reader = BatchReader(torch.device("cpu"))
-    return sum(reader.read(batch).size for batch in batches)

@@ -85,7 +85,7 @@ def of_batches(
         )
     scored, per = scored_positions(model, told + kept, forward)
     few = list(_first([_given(batch) for batch in told], measured))
-    distilled = [_given(part) for batch in told for part in _parts(batch, batch_size)]
+    distilled = [_given(b[first : first + batch_size]) for b in told for first in range(0, b.size, batch_size)]
     origin = f"{seen:,} samples of old data"
     return Samples([_given(b) for b in few], distilled, [_given(b) for b in kept], scored, per, origin)
 
@@ -149,10 +149,6 @@ def _first(batches: Iterable[Any], most: int) -> Iterable[Batch]:
 
 def _rows(batch: Batch, chosen: Tensor) -> list[Batch]:
     return [batch.rows(chosen)] if len(chosen) else []
-
-
-def _parts(batch: Batch, size: int) -> Iterable[Batch]:
-    return (batch[first : first + size] for first in range(0, batch.size, size))
 
 
 def _given(batch: Batch) -> Any:

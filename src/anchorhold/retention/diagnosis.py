@@ -203,7 +203,13 @@ def _unused(found: "PulledBack") -> str:
     """Say why less is lost than was allowed, where that is so."""
     if found.never_attached:
         return f" But {_NEVER_ATTACHED}"
-    weaker = _weaker(found)
+    if found.is_diagonal:  # one that begins weaker hardly learns more
+        weaker = f"take {_ROTATED}"
+    elif found.start is None:
+        weaker = "hold less"
+    else:
+        start = weaker_start(found.start, found.kl / found.tolerance)
+        weaker = f"begin weaker, with Tolerance({found.tolerance:g}, start={start:g})"
     if not found.was_touched:
         return f" {_NEVER.format(weaker=weaker)}"
     if found.kl >= NEARLY * found.tolerance:
@@ -212,16 +218,6 @@ def _unused(found: "PulledBack") -> str:
     where = f", where a look at some of the kept inputs in training had found {most:.3g}" if most > found.kl else ""
     why = (_TIGHTENED if found.tightened else _LET_GO).format(weaker=weaker)
     return f" That is {found.kl / found.tolerance:.0%} of it{where}: {why}"
-
-
-def _weaker(found: "PulledBack") -> str:
-    """Return how to learn more: a diagonal that begins weaker hardly does."""
-    if found.is_diagonal:
-        return f"take {_ROTATED}"
-    if found.start is None:
-        return "hold less"
-    start = weaker_start(found.start, found.kl / found.tolerance)
-    return f"begin weaker, with Tolerance({found.tolerance:g}, start={start:g})"
 
 
 def weaker_start(start: float, used: float) -> float:

@@ -176,39 +176,25 @@ def compared(old: Tensor, new: Tensor, labels: Tensor | None, samples: Tensor | 
         sums.kl += float(moved[-1].mean()) * len(now)
         sums.agreed += float((then.argmax(-1) == now.argmax(-1)).sum())
         sums.rows += len(now)
-    _add_spread(sums, torch.cat(moved) if moved else new.new_zeros(0), samples)
-    found, count = summed_loss(new, labels)
-    sums.loss, sums.labelled = found, count
-    return sums
-
-
-def _add_spread(sums: Sums, moved: Tensor, samples: Tensor | None) -> None:
-    """Add what tells how far samples are from each other."""
-    moved = moved.cpu().double()
-    lengths = torch.ones_like(moved)
+    # How far samples are from each other: the KL of each, summed over its rows, and how many rows it has.
+    totals = (torch.cat(moved) if moved else new.new_zeros(0)).cpu().double()
+    lengths = torch.ones_like(totals)
     if samples is not None:
         _, which, counts = samples.cpu().unique(return_inverse=True, return_counts=True)
-        moved, lengths = moved.new_zeros(len(counts)).index_add(0, which, moved), counts.double()
-    sums.samples += len(moved)
-    sums.squared_kl += float(moved.square().sum())
-    sums.kl_by_rows += float((moved * lengths).sum())
+        totals, lengths = totals.new_zeros(len(counts)).index_add(0, which, totals), counts.double()
+    sums.samples += len(totals)
+    sums.squared_kl += float(totals.square().sum())
+    sums.kl_by_rows += float((totals * lengths).sum())
     sums.squared_rows += float(lengths.square().sum())
+    sums.loss, sums.labelled = summed_loss(new, labels)
+    return sums
 
 
 def summed_loss(logits: Tensor, labels: Tensor | None) -> tuple[float, int]:
     """Return the sum of −log p of the labels, and how many there are."""
     if labels is None or not len(logits):
         return 0.0, 0
-    _refuse_other_classes(labels, logits.shape[-1])
-    wide = widest_dtype(logits.device)
-    parts = [
-        F.cross_entropy(logits[piece].to(wide), labels[piece].to(logits.device), ignore_index=IGNORED, reduction="sum")
-        for piece in _pieces(logits)
-    ]
-    return float(torch.stack(parts).sum()), int((labels != IGNORED).sum())
-
-
-def _refuse_other_classes(labels: Tensor, classes: int) -> None:
+    classes = logits.shape[-1]
     counted = labels[labels != IGNORED]
     strange = counted[(counted < 0) | (counted >= classes)]
     if len(strange):
@@ -217,6 +203,12 @@ def _refuse_other_classes(labels: Tensor, classes: int) -> None:
             f"from 0 to {classes - 1}, or {IGNORED} for none. They are only reported by: leave them out, or correct "
             "them."
         )
+    wide = widest_dtype(logits.device)
+    parts = [
+        F.cross_entropy(logits[piece].to(wide), labels[piece].to(logits.device), ignore_index=IGNORED, reduction="sum")
+        for piece in _pieces(logits)
+    ]
+    return float(torch.stack(parts).sum()), len(counted)
 
 
 def _pieces(rows: Tensor) -> Iterator[slice]:

@@ -98,7 +98,16 @@ class TaskFree:
         Returns:
             What :meth:`~anchorhold.Guard.consolidate` returned, ``None`` if it was not time.
         """
-        value = self._over_ranks(self._number(loss))
+        if isinstance(loss, Tensor):
+            loss = float(loss.detach().float().mean())
+        elif isinstance(loss, bool) or not isinstance(loss, int | float):
+            raise ConfigurationError(f"A loss of type {type(loss).__name__}; expected a tensor or a number.")
+        value, group = float(loss), self.guard.options.group
+        if group is not None:
+            # By the mean of all processes' losses, all of them consolidate at the same step.
+            total = torch.tensor(value, device=next(p.device for p in self.guard.model.parameters()))
+            torch.distributed.all_reduce(total, group=group)
+            value = float(total) / torch.distributed.get_world_size(group)
         if batch is not None:
             self.samples.take(batch)
         self.steps += 1
@@ -114,7 +123,9 @@ class TaskFree:
 
     def consolidate(self) -> dict[str, TaskImportance]:
         """Consolidate now, on the samples that it has: at the end of a stream, for instance."""
-        if self._takes_batches:
+        measures, holds = self.guard.measures.values(), self.guard.options.holds
+        looking = any(measure.needs.data for measure in measures) or any(hold.takes_batches for hold in holds)
+        if looking or self.guard.options.gradient_term or self.samples.recent:
             hardest = self.samples.hardest(self._losses)
             found = self.guard.consolidate(as_batches(hardest), forward=self.forward)
             self.samples.keep(hardest)
@@ -122,12 +133,6 @@ class TaskFree:
             found = self.guard.consolidate(forward=self.forward)
         self.consolidated.append(self.steps)
         return found
-
-    @property
-    def _takes_batches(self) -> bool:
-        measures, holds = self.guard.measures.values(), self.guard.options.holds
-        looking = any(measure.needs.data for measure in measures) or any(hold.takes_batches for hold in holds)
-        return looking or self.guard.options.gradient_term or bool(self.samples.recent)
 
     def _losses(self, batch: Any) -> Tensor | None:
         """Return the loss of each sample of a batch, as the model is now."""
@@ -145,24 +150,6 @@ class TaskFree:
                 "tensor, as reduction='none' gives."
             )
         return losses
-
-    @staticmethod
-    def _number(loss: Tensor | float) -> float:
-        if isinstance(loss, Tensor):
-            return float(loss.detach().float().mean())
-        if isinstance(loss, bool) or not isinstance(loss, int | float):
-            raise ConfigurationError(f"A loss of type {type(loss).__name__}; expected a tensor or a number.")
-        return float(loss)
-
-    def _over_ranks(self, value: float) -> float:
-        """Return the mean of all processes' losses, by which all of them consolidate at the same step."""
-        group = self.guard.options.group
-        if group is None:
-            return value
-        device = next(p.device for p in self.guard.model.parameters())
-        total = torch.tensor(value, device=device)
-        torch.distributed.all_reduce(total, group=group)
-        return float(total) / torch.distributed.get_world_size(group)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where it is at, as plain values, without the samples: those are training data."""

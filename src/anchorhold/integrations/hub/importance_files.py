@@ -148,7 +148,9 @@ def from_pretrained(
     if not place.is_dir():
         known = {TENSORS: None, SETTINGS: EARLIER_SETTINGS}
         place = downloaded(str(source), known, revision=revision, token=token, endpoint=endpoint)
-    written = place / (EARLIER_SETTINGS if _is_earlier(place) else SETTINGS)
+    # A folder that version 0.1.0 wrote, and none since.
+    is_earlier = (place / EARLIER_SETTINGS).is_file() and not (place / SETTINGS).exists()
+    written = place / (EARLIER_SETTINGS if is_earlier else SETTINGS)
     settings = read_settings(written)
     own: dict[str, Any] = {key: settings[key] for key in ("anchor", "decay")}
     own["form"] = form_of(written, settings["form"])
@@ -165,7 +167,12 @@ def from_pretrained(
     whole = guard.state_dict()
     whole |= {key: state[key] for key in CARRIED if key in state}
     if guard.exchange_rate is not None and len(state.get("tokens", ())) < state["tasks"]:
-        _refuse_rate_without_tokens(source, arguments.get("exchange_rate"))
+        if (rate := arguments.get("exchange_rate")) is not None:
+            raise ConfigurationError(
+                f"exchange_rate={rate!r} for importance in {str(source)!r} that does not say how many tokens were "
+                "scored in a sample, as that of version 0.1.0. For T of them give strength=exchange_rate / (2 * T); T "
+                "is 1 for a classifier."
+            )
         del whole["exchange_rate"]
         whole["strength"] = USUAL
     if guard.options.batch_norm == "freeze":
@@ -233,11 +240,6 @@ def _buffers(guard: Guard) -> dict[str, Any]:
     return {"buffers": marks} if marks else {}
 
 
-def _is_earlier(place: Path) -> bool:
-    """Whether version 0.1.0 wrote a folder, and none since."""
-    return (place / EARLIER_SETTINGS).is_file() and not (place / SETTINGS).exists()
-
-
 _PUSHED = "Give a repository that is yours, 'user/name', a token that may write, and a connection."
 
 
@@ -297,16 +299,6 @@ def _batch_norm(measured: str | None, *, batch_norm: str | None = "as measured",
             f"{'that, or ' * (measured != 'freeze')}'freeze'. Leave it out."
         )
     return batch_norm
-
-
-def _refuse_rate_without_tokens(source: object, rate: object) -> None:
-    """Refuse an exchange rate that was asked for, where it is not known how many tokens a sample has."""
-    if rate is not None:
-        raise ConfigurationError(
-            f"exchange_rate={rate!r} for importance in {str(source)!r} that does not say how many tokens were scored "
-            "in a sample, as that of version 0.1.0. For T of them give strength=exchange_rate / (2 * T); T is 1 for a "
-            "classifier."
-        )
 
 
 def _of_own_weights(options: GuardOptions | None) -> GuardOptions:
