@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from anchorhold_lab.cli.exits import ExitCode, complain
+from anchorhold_lab.cli.exits import ExitCode, complain, stop
 from anchorhold_lab.cli.output import messages, print_json, results, table
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def report_reproduction(found: "Reproduction", *, as_json: bool, only_report: bo
     if found.searches_left:
         left += f" and {found.searches_left} strengths still to be searched for"
     if found.interrupted:
-        messages().print(f"Stopped with {left}. The same command goes on.", soft_wrap=True)
-        raise typer.Exit(ExitCode.INTERRUPTED)
+        stop(f"Stopped with {left}. The same command goes on.")
     messages().print(f"Done with {left}; the report says what is missing, and why.", soft_wrap=True)
     raise typer.Exit(ExitCode.FAILED)
 

@@ -227,5 +227,6 @@ def test_one_adapter_that_is_why_all_are_held_by_their_own_parameters_is_told_of
 
 
 def test_strengths_of_merged_weights_say_what_to_give_where_those_are_not_held():
-    with pytest.raises(ConfigurationError, match=r"adapters change.* Give options=GuardOptions.space='merged'"):
+    message = r"adapters change, such as '0\.layer\.weight'.* Give options=GuardOptions\(space='merged'\)"
+    with pytest.raises(ConfigurationError, match=message):
         Guard(adapted()[0], Fisher(), strength={"*layer.weight": 2.0})

@@ -64,3 +64,38 @@ main()
 def test_ctrl_c_while_torch_is_imported_is_one_line_and_the_usual_code():
     done = python(INTERRUPTED)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted.\n")
+
+
+STOPPED = """
+import os, signal, typer
+from anchorhold_lab.cli import exits, prepare, run
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+def stopping():
+    printing = exits.messages().print
+    class Interrupted:
+        def print(self, *given, **how):
+            printing(*given, **how)
+            interrupt()
+    exits.messages = Interrupted
+    exits.stop("Stopped.")
+
+program = typer.Typer()
+program.command(cls=exits.OneCommand)(stopping)
+
+def and_interrupt(**how):
+    try:
+        program(**how)
+    finally:
+        interrupt()
+
+prepare()
+run("program", and_interrupt)
+"""
+
+
+def test_ctrl_c_after_a_command_has_said_that_it_was_stopped_says_nothing():
+    done = python(STOPPED)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped.\n")

@@ -4,7 +4,7 @@ import re
 import signal
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from rich.text import Text
@@ -91,6 +91,13 @@ class Commands(_EndingWell, TyperGroup):
 
 class OneCommand(_EndingWell, TyperCommand):
     """The command of a program that has one."""
+
+
+def stop(line: str) -> NoReturn:
+    """Say that a command was stopped by a signal, and leave; signals that come from here on change nothing."""
+    Interruption.is_told = True
+    messages().print(line, soft_wrap=True)
+    raise typer.Exit(ExitCode.INTERRUPTED)
 
 
 def _say(line: str) -> None:

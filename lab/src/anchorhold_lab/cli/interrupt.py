@@ -20,6 +20,8 @@ class Interruption:
 
     last_signal: ClassVar[int | None] = None
     """The last one that came, since signals are the whole process's: the exit code tells which it was."""
+    is_told: ClassVar[bool] = False
+    """Whether the command has said that it was stopped: a Ctrl-C that comes while it ends says it no second time."""
 
     def __init__(self) -> None:
         self.requested = threading.Event()
@@ -50,6 +52,8 @@ class Interruption:
 
 def leave_at_once(*_: object) -> None:
     """End the process, as the handler of a Ctrl-C."""
+    if Interruption.is_told:
+        return
     with suppress(OSError):
         os.write(2, b"Interrupted.\n")
     os._exit(130)
@@ -69,8 +73,14 @@ def loading() -> Iterator[None]:
 @contextmanager
 def working() -> Iterator[None]:
     """Let Ctrl-C raise ``KeyboardInterrupt``, so that what is under way is put away."""
-    with _handled_by(signal.default_int_handler):
+    Interruption.is_told = False
+    with _handled_by(_raise_unless_told):
         yield
+
+
+def _raise_unless_told(number: int, frame: FrameType | None) -> None:
+    if not Interruption.is_told:
+        signal.default_int_handler(number, frame)
 
 
 @contextmanager

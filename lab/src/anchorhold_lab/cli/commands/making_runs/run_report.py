@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import typer
 
 from anchorhold_lab.cli.commands.stored_runs.comparison import compare, print_comparison
-from anchorhold_lab.cli.exits import ExitCode, complain
+from anchorhold_lab.cli.exits import ExitCode, complain, stop
 from anchorhold_lab.cli.output import messages, print_json, results
 from anchorhold_lab.experiments import Spec, Store, Summary
 from anchorhold_lab.experiments.store.listing.making_rows import rows_of_results
@@ -33,8 +33,7 @@ def report(specs: Sequence[Spec], store: Store, summary: Summary, *, as_json: bo
         print_comparison(lines, results())
     complain([*(entry.damage for entry in entries), *summary.damaged])
     if summary.interrupted:
-        messages().print(f"Stopped with {len(found)} of {len(specs)} runs finished. The same command goes on.")
-        raise typer.Exit(ExitCode.INTERRUPTED)
+        stop(f"Stopped with {len(found)} of {len(specs)} runs finished. The same command goes on.")
     if len(found) < len(specs):
         advice = " `anchorhold-lab runs show ID` says why; --retry-failed tries them again." if failed else ""
         messages().print(f"{len(specs) - len(found)} of {len(specs)} runs have no result.{advice}")

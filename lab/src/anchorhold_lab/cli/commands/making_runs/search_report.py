@@ -4,7 +4,7 @@ import typer
 from rich.table import Table
 
 from anchorhold_lab.cli.commands.stored_runs.comparison import mean_and_error
-from anchorhold_lab.cli.exits import ExitCode, complain
+from anchorhold_lab.cli.exits import ExitCode, complain, stop
 from anchorhold_lab.cli.output import messages, print_json, results, table
 from anchorhold_lab.experiments import Point, SearchOutcome, Store
 
@@ -30,8 +30,7 @@ def report_search(outcome: SearchOutcome, store: Store, *, as_json: bool) -> Non
             console.print(f"On test data, over {others}: {_figure(outcome.test)} %")
     complain(store.group_damage())
     if outcome.stopped == "interrupted":
-        messages().print(f"Stopped with {len(outcome.points)} points of the grid tried. The same command goes on.")
-        raise typer.Exit(ExitCode.INTERRUPTED)
+        stop(f"Stopped with {len(outcome.points)} points of the grid tried. The same command goes on.")
     if outcome.stopped == "waiting":
         messages().print("Another process is making some of these runs. The same command goes on once they are there.")
         raise typer.Exit(ExitCode.FAILED)
