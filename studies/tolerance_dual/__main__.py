@@ -12,7 +12,8 @@
 permuted digits, on seeds that nothing else is reported of, and ``digits`` makes the comparison there. ``pack`` writes
 the pieces of data of the other three settings, ``run`` makes their trials (several processes may share ROWS), and
 ``card`` makes those of the large networks, all processes side by side. ``report`` adds ROWS to what is in
-results/tolerance-dual.json, and writes the page. What is in ROWS is not run again.
+results/tolerance-dual.json, and writes the page, and with ``--readme`` the answer and the cost. What is in ROWS is not
+run again.
 """
 
 import argparse
@@ -138,7 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif options.what == "card":
         card(options.folder, options.out, options.size, options.settings, options.processes)
     elif options.what == "report":
-        print(report.write(options.results, [row for path in options.rows for row in lines.read(path)]))
+        new = [row for path in options.rows for row in lines.read(path)]
+        print(report.write(options.results, report.known(options.results) + new, options.readme))
     elif options.what == "learn":
         learn(options.data, options.size, options.settings, options.part)
     else:
@@ -178,8 +180,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     card.add_argument("--settings", nargs="+", choices=every, default=every, help="only these")
     card.add_argument("--processes", type=int, default=6, help="of pictures, side by side (default: %(default)s)")
     told = commands.add_parser("report")
-    told.add_argument("rows", type=Path, nargs="+", help="files of lines")
+    told.add_argument("rows", type=Path, nargs="*", help="files of lines, added to those that the page is made of")
     told.add_argument("--results", type=Path, default=Path("results"), help="(default: %(default)s)")
+    told.add_argument("--readme", type=Path, help="the study's, to write the answer and the cost into")
     return parser.parse_args(arguments)
 
 
