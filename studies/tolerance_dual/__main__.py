@@ -3,7 +3,7 @@
     python -m studies.tolerance_dual toy
     python -m studies.tolerance_dual choose ROWS
     python -m studies.tolerance_dual digits ROWS
-    python -m studies.tolerance_dual pack DATA CORPUS FOLDER
+    python -m studies.tolerance_dual pack DATA FOLDER --corpus CORPUS
     python -m studies.tolerance_dual run ROWS --data FOLDER --size small --part 1/2
     python -m studies.tolerance_dual card FOLDER OUT
     python -m studies.tolerance_dual report ROWS...
@@ -11,8 +11,9 @@
 ``toy`` runs both controllers on plants whose answer is known. ``choose`` tries multiples and clips of dual ascent on
 permuted digits, on seeds that nothing else is reported of, and ``digits`` makes the comparison there. ``pack`` writes
 the pieces of data of the other three settings, ``run`` makes their trials (several processes may share ROWS), and
-``card`` makes those of the large networks, all processes side by side. ``report`` writes results/tolerance-dual.md and
-.json. What is in ROWS is not run again.
+``card`` makes those of the large networks, all processes side by side. ``report`` adds ROWS to what is in
+results/tolerance-dual.json, and writes the page, and with ``--readme`` the answer and the cost. What is in ROWS is not
+run again.
 """
 
 import argparse
@@ -41,6 +42,7 @@ Part = tuple[int, int]
 LEARNED = Path("build/tolerance-dual")
 """Where networks lie that have learned their first task."""
 NAMES = tuple(setting.name for setting in trials.SIZES["large"])
+TEXT = "english-python"
 
 
 def make(
@@ -49,7 +51,7 @@ def make(
     """Make the trials that there are no lines of."""
     known = {str(row["trial"]) for row in lines.read(rows) if row["size"] == size}
     for trial in wanted:
-        if str(asdict(trial)) in known:
+        if trial.key in known:
             continue
         found = one(trial)
         lines.add(rows, {"trial": asdict(trial), "size": size, **found, "machine": machine(device)})
@@ -82,21 +84,23 @@ def learn(data: Path, size: str, names: Sequence[str], part: Part) -> None:
         networks.first(setting, seed)
 
 
-def card(data: Path, out: Path, size: str) -> None:
-    """Make all trials: digits by six processes, pictures by six, and text by two and then four."""
+def card(data: Path, out: Path, size: str, names: Sequence[str], processes: int) -> None:
+    """Make the trials of some settings: of pictures by so many processes, of text by 2 and then 4, digits by 6."""
     began = time.perf_counter()
     rows = out / "rows.jsonl"
-    pictures, text = [name for name in NAMES if name != "english-python"], ["english-python"]
-    teaching = [_started("learn", rows, (k, 2), *_about(data, size, text)) for k in (1, 2)]
+    text = [TEXT] if TEXT in names else []
+    pictures = [name for name in NAMES if name in names and name != TEXT]
+    teaching = _side_by_side("learn", rows, 2, _about(data, size, text)) if text else []
     running = []
-    if size == "large":  # digits have one size, which takes minutes of several processors
-        running += [_started("choose", rows, (k, 2)) for k in (1, 2)]
-        running += [_started("digits", rows, (k, 4)) for k in range(1, 5)]
-    _finish([_started("learn", rows, (k, 6), *_about(data, size, pictures)) for k in range(1, 7)])
-    running += [_started("run", rows, (k, 6), *_about(data, size, pictures)) for k in range(1, 7)]
+    if trials.DIGITS in names and size == "large":  # digits have one size, which takes minutes of several processors
+        running += _side_by_side("choose", rows, 2) + _side_by_side("digits", rows, 4)
+    if pictures:
+        _finish(_side_by_side("learn", rows, processes, _about(data, size, pictures)))
+        running += _side_by_side("run", rows, processes, _about(data, size, pictures))
     _finish(teaching)
     print(f"first tasks after {time.perf_counter() - began:.0f} s", flush=True)
-    running += [_started("run", rows, (k, 4), *_about(data, size, text)) for k in range(1, 5)]
+    if text:
+        running += _side_by_side("run", rows, 4, _about(data, size, text))
     _finish(running)
     print(f"{len(lines.read(rows))} rows after {time.perf_counter() - began:.0f} s", flush=True)
 
@@ -105,9 +109,10 @@ def _about(data: Path, size: str, names: Sequence[str]) -> list[str]:
     return ["--data", str(data), "--size", size, "--settings", *names]
 
 
-def _started(what: str, rows: Path, part: Part, *given: str) -> "subprocess.Popen[bytes]":
-    own = [what, str(rows), "--part", f"{part[0]}/{part[1]}", *given]
-    return subprocess.Popen([sys.executable, "-m", "studies.tolerance_dual", *own])  # noqa: S603 (this program itself)
+def _side_by_side(what: str, rows: Path, processes: int, given: Sequence[str] = ()) -> "list[subprocess.Popen[bytes]]":
+    own = [sys.executable, "-m", "studies.tolerance_dual", what, str(rows), *given]
+    parts = [f"{k}/{processes}" for k in range(1, processes + 1)]
+    return [subprocess.Popen([*own, "--part", part]) for part in parts]  # noqa: S603 (this program itself)
 
 
 def _finish(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
@@ -128,11 +133,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif options.what == "digits":
         on_digits(options.rows, trials.SEEDS, followers(), options.part)
     elif options.what == "pack":
-        packing.pack(options.data, options.corpus, options.folder, options.one_in)
+        if TEXT in options.settings and options.corpus is None:
+            raise SystemExit(f"The setting {TEXT} needs --corpus, or leave it out: --settings split-cifar …")
+        packing.pack(options.data, options.corpus, options.folder, options.one_in, options.settings)
     elif options.what == "card":
-        card(options.folder, options.out, options.size)
+        card(options.folder, options.out, options.size, options.settings, options.processes)
     elif options.what == "report":
-        print(report.write(options.results, [row for path in options.rows for row in lines.read(path)]))
+        new = [row for path in options.rows for row in lines.read(path)]
+        print(report.write(options.results, report.known(options.results) + new, options.readme))
     elif options.what == "learn":
         learn(options.data, options.size, options.settings, options.part)
     else:
@@ -160,16 +168,21 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
             command.add_argument("--settings", nargs="+", choices=NAMES, default=NAMES, help="only these")
     packed = commands.add_parser("pack")
     packed.add_argument("data", type=Path, help="the folder that holds MNIST and CIFAR")
-    packed.add_argument("corpus", type=Path, help="what python -m benchmarks.language prepare made")
     packed.add_argument("folder", type=Path, help="where the pieces go")
+    packed.add_argument("--corpus", type=Path, help="what python -m benchmarks.language prepare made")
+    packed.add_argument("--settings", nargs="+", choices=NAMES, default=NAMES, help="only these")
     packed.add_argument("--one-in", type=int, default=1, help="take so much less, for a rehearsal")
     card = commands.add_parser("card")
     card.add_argument("folder", type=Path, help="what pack wrote")
     card.add_argument("out", type=Path, help="a folder for rows.jsonl")
     card.add_argument("--size", choices=list(trials.SIZES), default="large")
+    every = (*NAMES, trials.DIGITS)
+    card.add_argument("--settings", nargs="+", choices=every, default=every, help="only these")
+    card.add_argument("--processes", type=int, default=6, help="of pictures, side by side (default: %(default)s)")
     told = commands.add_parser("report")
-    told.add_argument("rows", type=Path, nargs="+", help="files of lines")
+    told.add_argument("rows", type=Path, nargs="*", help="files of lines, added to those that the page is made of")
     told.add_argument("--results", type=Path, default=Path("results"), help="(default: %(default)s)")
+    told.add_argument("--readme", type=Path, help="the study's, to write the answer and the cost into")
     return parser.parse_args(arguments)
 
 

@@ -4,7 +4,9 @@ Pictures are a part of MNIST and CIFAR. Neighbouring pixels are much alike, so t
 fifths.
 """
 
+import itertools
 import lzma
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,8 @@ from benchmarks.language import corpus
 Bytes = npt.NDArray[np.uint8]
 COUNTS = {"MNIST": (40_000, 6_000), "CIFAR-10": (8_000, 2_500), "CIFAR-100": (5_000, 1_000)}
 """How many pictures to train on and to test on; of CIFAR-100 those of its first ten classes, all there are."""
+NEEDED = {"permuted-mnist": ("MNIST",), "split-cifar": ("CIFAR-10", "CIFAR-100"), "english-python": ()}
+"""The data sets of each setting."""
 BYTES = {
     ("english", "train"): 14_000_000,
     ("english", "validation"): 1_000_000,
@@ -28,32 +32,36 @@ BYTES = {
 CORPUS = "corpus.npz"
 
 
-def pack(data: Path, text: Path, folder: Path, part: int = 1) -> None:
-    """Write the pieces of three data sets and a corpus.
+def pack(data: Path, text: Path | None, folder: Path, part: int = 1, settings: Iterable[str] = NEEDED) -> None:
+    """Write the pieces of the settings' data sets, and of a corpus.
 
     Args:
         data: the folder that holds MNIST and CIFAR.
-        text: a corpus, as ``python -m benchmarks.language prepare`` makes it.
+        text: a corpus, as ``python -m benchmarks.language prepare`` makes it; None to write none.
         folder: where the pieces go.
         part: one in so many is taken; more than 1 for a rehearsal.
+        settings: whose data are packed.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     datasets = Datasets(data)
-    for name, counts in COUNTS.items():
+    for name in itertools.chain.from_iterable(NEEDED[setting] for setting in settings):
         for images, count, kind in zip(
-            (datasets[name].train, datasets[name].test), counts, ("train", "test"), strict=True
+            (datasets[name].train, datasets[name].test), COUNTS[name], ("train", "test"), strict=True
         ):
             chosen = torch.nonzero(images.labels < 10).flatten()[: count // part]
             content = _differences(images.pixels[chosen].numpy()).tobytes()
             content += images.labels[chosen].numpy().astype(np.uint8).tobytes()
             write_whole(folder / f"{name}-{kind}.xz", lzma.compress(content, preset=6))
-    whole = corpus.load(text)
-    texts = {key: whole.texts[key][: size // part] for key, size in BYTES.items()}
-    corpus.write(folder / CORPUS, corpus.Corpus(texts))
+    if text is not None:
+        whole = corpus.load(text)
+        texts = {key: whole.texts[key][: size // part] for key, size in BYTES.items()}
+        corpus.write(folder / CORPUS, corpus.Corpus(texts))
 
 
-def datasets_in(folder: Path) -> dict[str, Dataset]:
-    """Return the data sets of a folder that :func:`pack` wrote."""
-    return {name: Dataset(name, _images(folder, name, "train"), _images(folder, name, "test")) for name in COUNTS}
+def datasets_in(folder: Path, setting: str) -> dict[str, Dataset]:
+    """Return a setting's data sets, from a folder that :func:`pack` wrote."""
+    kinds = ("train", "test")
+    return {name: Dataset(name, *(_images(folder, name, kind) for kind in kinds)) for name in NEEDED[setting]}
 
 
 def _images(folder: Path, name: str, kind: str) -> Images:

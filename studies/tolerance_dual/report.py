@@ -1,54 +1,36 @@
 """The comparison: how near its target each follower ends, what is learned of the new task, and how soon it is near."""
 
+import json
 import math
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from anchorhold.whole_files import write_whole
 from benchmarks.harness import write_rows
 from studies.tolerance_dual import toy
 from studies.tolerance_dual.controllers import AIM, DualAscent, Follower, followers
+from studies.tolerance_dual.outcomes import (
+    ALLOWED,
+    TODAY,
+    Row,
+    Verdict,
+    answer,
+    better_by,
+    by_setting,
+    cell_of,
+    cost,
+    error,
+    follower_of,
+    told,
+)
 from studies.tolerance_dual.trials import CHOOSING, DIGITS
 
 COMMAND = "python -m studies.tolerance_dual"
-Row = dict[str, Any]
-TODAY = Follower("slowing", "mean importance")
-"""What the library has."""
-ALLOWED = {"english-python": 0.01}
-"""How much worse the new task may be and still count as equal, in bits a byte; half a point of accuracy elsewhere."""
-HALF_A_POINT = 0.5
-
-
-def follower_of(row: Row) -> Follower:
-    """Return what a row is of."""
-    return Follower(**row["trial"]["follower"])
-
-
-def error(row: Row) -> float:
-    """Return log(KL/target) where training ended, before going back, on all kept inputs."""
-    return math.log(max(row["end"]["kept"], 1e-12) / (AIM * row["trial"]["nats"]))
-
-
-def better_by(setting: str, rows: Sequence[Row], others: Sequence[Row]) -> list[float]:
-    """Return by how much the new task was learned better than by others, after going back, each cell's mean."""
-    sign = -1 if setting == "english-python" else 1
-    theirs = {_cell(row): row["back"]["new"] for row in others}
-    cells: dict[tuple[Any, ...], list[float]] = defaultdict(list)
-    for row in rows:
-        if _cell(row) in theirs:
-            cells[_cell(row)[1:]].append(sign * (row["back"]["new"] - theirs[_cell(row)]))
-    return [statistics.mean(cell) for cell in cells.values()]
-
-
-def _cell(row: Row) -> tuple[Any, ...]:
-    return tuple(row["trial"][name] for name in ("seed", "form", "optimiser", "nats"))
-
-
-def told(each: Follower) -> str:
-    """Name a follower."""
-    return f"{each.controller}, from {each.start}"
+NAME = "tolerance-dual"
 
 
 def summary(size: str, setting: str, rows: Sequence[Row], compared: Sequence[Follower]) -> list[str]:
@@ -80,11 +62,10 @@ def cells_table(setting: str, rows: Sequence[Row]) -> list[str]:
     every = list(followers())
     heads = ["form", "optimiser", "nats", *map(told, every)]
     lines = ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    keys = dict.fromkeys(_cell(row)[1:] for row in rows)
-    for key in keys:
+    for key in sorted({cell_of(row)[1:] for row in rows}):
         cells = [str(part) for part in key]
         for each in every:
-            own = [row for row in rows if _cell(row)[1:] == key and follower_of(row) == each and "end" in row]
+            own = [row for row in rows if cell_of(row)[1:] == key and follower_of(row) == each and "end" in row]
             if not own:
                 cells.append("–")
                 continue
@@ -93,23 +74,6 @@ def cells_table(setting: str, rows: Sequence[Row]) -> list[str]:
             cells.append(f"{ends:.2f}, {new:.{3 if setting in ALLOWED else 1}f}")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
-
-
-def verdict(setting: str, rows: Sequence[Row], each: Follower) -> str:
-    """Say whether a follower is better than today's, equal or worse, by the rule that was written before."""
-    today = [row for row in rows if follower_of(row) == TODAY and "end" in row]
-    own = [row for row in rows if follower_of(row) == each and "end" in row]
-    if not own or not today:
-        return f"- {setting}: {told(each)}: not run."
-    errors, theirs = ([abs(error(row)) for row in some] for some in (own, today))
-    nearer = statistics.median(errors) <= statistics.median(theirs) and max(errors) <= max(theirs)
-    gain = statistics.mean(better_by(setting, own, today))
-    learned = gain >= -ALLOWED.get(setting, HALF_A_POINT)
-    return (
-        f"- {setting}: {told(each)}: {'nearer' if nearer else 'not nearer'} (median {statistics.median(errors):.2f} "
-        f"against {statistics.median(theirs):.2f}, worst {max(errors):.2f} against {max(theirs):.2f}), "
-        f"{'no worse' if learned else 'worse'} in the new task ({gain:+.3f})."
-    )
 
 
 def page(rows: Sequence[Row], where: dict[str, str]) -> str:
@@ -130,10 +94,7 @@ def page(rows: Sequence[Row], where: dict[str, str]) -> str:
             "byte. *Near* is within 30 % of the target at a look."
         ),
     ]
-    main = [row for row in rows if row["trial"]["seed"] not in CHOOSING or row["trial"]["setting"] != DIGITS]
-    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in main:
-        groups[row["size"], row["trial"]["setting"]].append(row)
+    groups = by_setting(rows)
     for (size, setting), own in groups.items():
         lines += summary(size, setting, own, list(followers()))
         lines += ["", "The KL where training ended, in targets, and the new task after going back:"]
@@ -146,9 +107,10 @@ def page(rows: Sequence[Row], where: dict[str, str]) -> str:
         ),
         "",
     ]
-    lines += [
-        verdict(setting, own, each) for (_, setting), own in groups.items() for each in followers() if each != TODAY
-    ]
+    for (_, setting), own in groups.items():
+        for each in followers():
+            if each != TODAY:
+                lines.append(str(Verdict.of(setting, own, each) or f"- {setting}: {told(each)}: not run."))
     chosen = [row for row in rows if row["trial"]["seed"] in CHOOSING and row["trial"]["setting"] == DIGITS]
     if chosen:
         lines += ["", "## How the multiple and the clip were chosen", ""]
@@ -176,7 +138,7 @@ def candidates_table(rows: Sequence[Row]) -> list[str]:
     """Return what each multiple and clip came to."""
     by: dict[Follower, dict[tuple[Any, ...], Row]] = defaultdict(dict)
     for row in rows:
-        by[follower_of(row)][_cell(row)] = row
+        by[follower_of(row)][cell_of(row)] = row
     shared = set.intersection(*(set(cells) for cells in by.values()))
     lines = ["| start | multiple | clip | runs | \\|log(KL/target)\\|, median | worst | new |", "|---" * 7 + "|"]
     for each, cells in sorted(by.items(), key=lambda pair: (pair[0].start, pair[0].multiple, pair[0].clip)):
@@ -189,7 +151,27 @@ def candidates_table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def write(folder: Path, rows: list[Row]) -> str:
-    """Write the page and the rows, and return where the page is."""
-    write_rows(folder, "tolerance-dual", COMMAND, rows, page)
-    return str(folder / "tolerance-dual.md")
+def known(folder: Path) -> list[Row]:
+    """Return the rows that a page was made of; none where there is no page yet."""
+    path = folder / f"{NAME}.json"
+    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    return rows
+
+
+def write(folder: Path, rows: Sequence[Row], readme: Path | None = None) -> str:
+    """Write the page and the rows, the latest of each trial, and return where the page is.
+
+    Args:
+        folder: where the page goes.
+        rows: the latest last.
+        readme: whose answer and cost are written too.
+    """
+    latest = list({(row["size"], str(row["trial"])): row for row in rows}.values())
+    write_rows(folder, NAME, COMMAND, latest, page)
+    if readme is not None:
+        text = readme.read_text(encoding="utf-8")
+        for name, said in (("Answer", answer(latest)), ("Cost", cost(latest))):
+            line = f"- **{name}:** {said}"
+            text = re.sub(rf"^- \*\*{name}:\*\* .*$", lambda _, line=line: line, text, flags=re.MULTILINE)
+        write_whole(readme, text.encode())
+    return str(folder / f"{NAME}.md")

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import anchorhold
 from anchorhold_lab.data import Images
 from studies.tolerance import digits
 from studies.tolerance_dual import __main__ as command
-from studies.tolerance_dual import packing, report, toy, trials
+from studies.tolerance_dual import outcomes, packing, toy, trials
 from studies.tolerance_dual.controllers import AIM, DualAscent, Follower, followers, unit_strength
 from studies.tolerance_dual.measurements import Following
 
@@ -82,12 +83,34 @@ def test_packed_files_are_read_as_what_was_written(tmp_path, monkeypatch):
     packing.corpus.write(tmp_path / "text.npz", packing.corpus.Corpus(texts))
     monkeypatch.setattr(packing, "Datasets", lambda folder: whole)
     packing.pack(tmp_path, tmp_path / "text.npz", tmp_path)
-    found = packing.datasets_in(tmp_path)
-    assert torch.equal(found["MNIST"].train.pixels, whole["MNIST"].train.pixels)
+    digits_found, found = (packing.datasets_in(tmp_path, name) for name in ("permuted-mnist", "split-cifar"))
+    assert torch.equal(digits_found["MNIST"].train.pixels, whole["MNIST"].train.pixels)
     hundred = found["CIFAR-100"].test
     assert torch.equal(hundred.pixels, whole["CIFAR-100"].test.pixels[:10]) and hundred.labels.tolist() == list(
         range(10)
     )
+    command.main(["pack", str(tmp_path), str(tmp_path / "some"), "--settings", "split-cifar"])
+    named = [f"{name}-{kind}.xz" for name in ("CIFAR-10", "CIFAR-100") for kind in ("test", "train")]
+    assert sorted(path.name for path in (tmp_path / "some").iterdir()) == named
+    with pytest.raises(SystemExit, match="english-python needs --corpus"):
+        command.main(["pack", str(tmp_path), str(tmp_path / "all")])
+
+
+def test_what_tells_most_is_run_first():
+    setting = next(each for each in trials.SIZES["large"] if each.name == "split-cifar")
+    wanted = list(trials.trials(setting))
+    assert len(wanted) == len(set(wanted)) == 5 * 2 * 2 * 4
+    parts = [
+        {(trial.seed, trial.follower.start) for trial in wanted[at:to]} for at, to in ((0, 24), (24, 48), (48, 64))
+    ]
+    assert parts == [
+        {(seed, start) for seed in seeds}
+        for start, seeds in (
+            ("mean importance", (0, 1, 2)),
+            ("exchange rate 1", (0, 1, 2)),
+            ("mean importance", (3, 4)),
+        )
+    ]
 
 
 def test_on_plants_dual_ascent_ends_nearer_than_control_that_slows_down():
@@ -112,13 +135,66 @@ def test_a_trial_is_made_once_and_the_page_compares_it(tmp_path):
     assert [row["trial"]["follower"]["controller"] for row in found] == ["slowing", "dual"]
     assert found[0]["looks"] == found[1]["looks"] == digits.STEPS // 14  # a tenth of a step of 32
     assert found[0]["first"] == found[1]["first"] and found[0]["last"] != found[1]["last"]
-    assert report.error(found[0]) == pytest.approx(math.log(found[0]["end"]["kept"] / (AIM * 0.1)))
-    assert report.better_by("digits", found[1:], found[:1]) == [
+    assert outcomes.error(found[0]) == pytest.approx(math.log(found[0]["end"]["kept"] / (AIM * 0.1)))
+    assert outcomes.better_by("digits", found[1:], found[:1]) == [
         pytest.approx(found[1]["back"]["new"] - found[0]["back"]["new"])
     ]
     told = command.main(["report", str(rows), "--results", str(tmp_path)])
     page = (tmp_path / "tolerance-dual.md").read_text()
     assert told is None and "- digits: dual, from mean importance:" in page and "nan" not in page
+    changed = [{**row, "trial": {**row["trial"], "setting": "split-cifar"}} for row in found]
+    changed.append({**found[0], "seconds": 60.0})
+    rows.write_text("".join(json.dumps(row) + "\n" for row in changed))
+    (tmp_path / "README.md").write_text("# T\n\n- **Answer:** ?\n- **Command:** c\n- **Cost:** ?\n\nThe rest.\n")
+    command.main(["report", str(rows), "--results", str(tmp_path), "--readme", str(tmp_path / "README.md")])
+    kept = json.loads((tmp_path / "tolerance-dual.json").read_text())["rows"]
+    assert kept == [changed[2], found[1], *changed[:2]]
+    answer, other, cost, *rest = (tmp_path / "README.md").read_text().splitlines()[2:]
+    assert answer == f"- **Answer:** {outcomes.answer(kept)}" and cost == f"- **Cost:** {outcomes.cost(kept)}"
+    assert (other, rest) == ("- **Command:** c", ["", "The rest."])
+
+
+def row_of(setting, seed, follower, kl, new):
+    trial = trials.Trial(setting, seed, "diagonal", "SGD", 0.1, follower)
+    return {
+        "trial": asdict(trial),
+        "size": "large",
+        "end": {"kept": kl * AIM * 0.1},
+        "back": {"new": new},
+        "machine": "card, 1",
+        "seconds": 90.0,
+    }
+
+
+def test_the_answer_is_what_the_rule_says_of_each_setting():
+    unit = replace(outcomes.DUAL, start="exchange rate 1")
+    rows = [row_of("split-cifar", seed, outcomes.TODAY, (3.0, 1 / 3, 4.0)[seed], 70.0) for seed in range(3)]
+    rows += [row_of("split-cifar", seed, outcomes.DUAL, 0.5, 69.6) for seed in range(3)]
+    rows += [row_of("split-cifar", 1, unit, 0.5, 72.0)]  # of fewer seeds
+    rows += [
+        row_of("english-python", 0, outcomes.TODAY, 1.0, 2.0),
+        row_of("english-python", 0, outcomes.DUAL, 2.0, 2.0),
+    ]
+    assert outcomes.answer(rows) == (
+        "By a rule that was written before, dual ascent does as well on 1 of 2 settings, so the library keeps the "
+        "controller that slows down. From the same start, the median factor between the KL and its target, with dual "
+        "ascent against slowing control: on Split CIFAR 2.00 against 3.00 (new task 0.40 points worse; from the "
+        "exchange rate 1, 2.00 points better), on English with Python after it 2.00 against 1.00 (new task as good). "
+        "Not reached: permuted digits, Permuted MNIST."
+    )
+    worse = [
+        row if row["trial"]["follower"]["controller"] == "slowing" else {**row, "back": {"new": 69.4}} for row in rows
+    ]
+    assert "as well on 0 of 2" in outcomes.answer(worse)
+    assert outcomes.cost(rows[:2]).startswith("2 runs") and outcomes.cost(rows[:2]).endswith("3 on card.")
+
+
+def test_of_every_setting_as_good_dual_ascent_may_take_the_place():
+    rows = [row_of(name, 0, each, 1.0, 2.0) for name in outcomes.CALLED for each in (outcomes.TODAY, outcomes.DUAL)]
+    said = outcomes.answer(rows)
+    assert (
+        "as well on 4 of 4 settings, so it may take the place of the controller" in said and "Not reached" not in said
+    )
 
 
 def test_another_start_is_the_one_that_was_asked_for():
