@@ -249,6 +249,8 @@ class TaskState:
     """What the output layer's gradients say about the classes of the task."""
     watched: Watched | None = None
     """What micro-batches have shown since the last consolidation, without a step."""
+    mark: dict[str, list[float]] = field(default_factory=dict)
+    """Some of the weights that a loaded state was saved with, until they were compared with the model's."""
 
     @property
     def most_steps(self) -> int:
