@@ -23,7 +23,7 @@ def test_the_same_samples_of_the_same_model_are_told_of(measure):
     _, guard = guarded(measure)
     guard.consolidate([batch(1)])
     before = total(guard)
-    with pytest.warns(anchorhold.AnchorholdWarning, match=f"{AGAIN}, from the same samples"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=f"{AGAIN}, from the same inputs"):
         guard.consolidate([batch(1)])
     assert total(guard) == pytest.approx(2 * before)
 
@@ -63,6 +63,13 @@ def test_other_samples_of_the_same_model_are_not():
     _, guard = guarded("EWC")
     guard.consolidate([batch(1)])
     guard.consolidate([batch(2)])
+    assert guard.tasks == 2
+
+
+def test_another_head_of_the_same_inputs_is_not():
+    _, guard = guarded("EWC")
+    guard.consolidate([batch(1)], forward=lambda model, inputs: model(inputs)[:, :2])
+    guard.consolidate([batch(1)], forward=lambda model, inputs: model(inputs)[:, 1:])
     assert guard.tasks == 2
 
 

@@ -280,6 +280,8 @@ class Runtime:
     """The warnings that the user was given."""
     frozen_statistics: FrozenStatistics = field(default_factory=FrozenStatistics)
     """The batch norms that are kept in eval mode."""
+    forward: Callable[..., Any] | None = None
+    """How the model was called when a task was last measured, where that was said."""
     marking: SampleMarks | None = None
     """Where samples are noted that are measured from now, while a task ends."""
     version: int = 0

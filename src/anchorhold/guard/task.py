@@ -70,7 +70,7 @@ def end_task(
     tokens = ranks.together(lambda: bring_to_tokens_of_total(state, of_driver))
     if state.driving.strengths is not None:
         check_coupled(norms.space, state.driving.strengths)
-    _warn_if_counted_twice(core, marks)
+    _warn_if_counted_twice(core, marks, forward)
 
     # Totals, anchor and linear term. Weights are looked at before anything is gathered from all ranks.
     ranks.together(lambda: _check_weights(core.runtime))
@@ -187,23 +187,25 @@ def found_strength(state: GuardState) -> float:
     return strength_of_rate(state.exchange_rate, tokens)
 
 
-def _warn_if_counted_twice(core: Core, marks: SampleMarks) -> None:
-    """Say so if importance that is added up was measured again, from the same samples of the same model."""
-    state = core.state
-    measure = state.driving.measure
-    if not state.tasks or core.task.steps or measure.total != "add" or isinstance(measure, FineTune):
+def _warn_if_counted_twice(core: Core, marks: SampleMarks, forward: Forward | None) -> None:
+    """Say so if importance that is added up was measured again, from the same inputs of the same model."""
+    state, measure = core.state, core.state.driving.measure
+    before, core.runtime.forward = core.runtime.forward, forward
+    if core.task.steps or not state.driving.added_to or measure.total != "add" or isinstance(measure, FineTune):
         return
-    before, now = state.measured_from.tasks[-1], marks.tasks[-1]
-    if measure.needs.data and not (now and 2 * len(before & now) >= len(now)):
-        return  # others add what they tell of the same model
-    held = {name: p for name, p in core.runtime.parameters.items() if name in state.anchor}
-    if held and not has_moved(state, held):
-        warn(
-            "consolidate() again, without a step since the last time"
-            + (", from the same samples" if now else "")
-            + ": the same importance is added to the total once more. If that is not meant, call it once a task; what "
-            "further samples tell of the same weights comes with those samples."
-        )
+    then, now = state.measured_from.tasks[-1], marks.tasks[-1]
+    if measure.needs.data and (forward is not before or not now or 2 * len(then & now) < len(now)):
+        return  # other samples, or another head, add what they tell of the same model
+    if has_moved(
+        state, {n: at for n, at in core.space.coordinates(core.runtime.parameters).items() if n in state.anchor}
+    ):
+        return
+    warn(
+        "consolidate() again, without a step since the last time"
+        + (", from the same inputs" if now else "")
+        + ": the same importance is added to the total once more. If that is not meant, call it once a task; what "
+        "further samples tell of the same weights comes with those samples."
+    )
 
 
 def _check_weights(runtime: Runtime) -> None:

@@ -28,6 +28,8 @@ def mark_of(core: Core) -> Mark:
 
     One that came with a state stays until it was compared with the model's weights.
     """
+    if core.task.watched is not None:  # which is refused at other weights than it was seen at
+        return {}
     if core.task.mark:
         return dict(core.task.mark)
     stepped = [(name, p) for name, p in core.runtime.parameters.items() if name in core.task.steps]

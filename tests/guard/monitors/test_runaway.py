@@ -164,9 +164,9 @@ def test_merged_weights_that_run_away_are_told_of_before_or_with_the_error(stren
     why = "times their own size away|is too much for SGD"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", anchorhold.AnchorholdWarning)
-        with pytest.raises(NotFiniteError, match=f"(?s)merged weights.*is too large for it.*({why})"):
+        with pytest.raises(NotFiniteError, match=rf"(?s)merged weights.*is too large for it.*({why})"):
             adapted_and_trained(torch.optim.SGD, strength, 60, momentum=0.9)
-        with pytest.raises(NotFiniteError, match="(?s)merged weights.*is too large for it.*times their own size away"):
+        with pytest.raises(NotFiniteError, match=r"(?s)merged weights.*is too large for it.*times their own size away"):
             adapted_and_trained(torch.optim.ASGD, strength, 60)
 
 

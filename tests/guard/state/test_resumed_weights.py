@@ -94,8 +94,8 @@ def test_a_file_has_few_numbers_of_it_and_none_between_tasks(tmp_path):
 def test_a_state_that_is_saved_again_before_a_step_keeps_the_mark():
     begun, _, state = in_mid_task()
     other, _ = resumed(begun, state)
+    again, optimizer = resumed(begun, other.state_dict())
     with pytest.warns(anchorhold.AnchorholdWarning, match=OTHERS):
-        again, optimizer = resumed(begun, other.state_dict())
         train(begun, optimizer)
     assert again.tasks == 1
 
