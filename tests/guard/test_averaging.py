@@ -140,3 +140,24 @@ def test_an_average_that_comes_too_late_says_so():
     guard.consolidate([(X, Y)])
     with pytest.warns(anchorhold.AnchorholdWarning, match="no weight has moved since the last consolidation"):
         guard.average(0.5)
+
+
+def test_an_adapter_that_is_switched_off_is_refused_and_stays():
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    model = peft.get_peft_model(network, peft.LoraConfig(r=2, target_modules=["0"], init_lora_weights=False))
+    guard = anchorhold.Guard(model, "EWC", strength=1.0)
+    guard.consolidate([(X, Y)])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora" in name:
+                parameter.add_(0.3)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with model.disable_adapter():
+        with pytest.raises(ConfigurationError, match=r"'base_model\.model\.0\.base_layer\.weight' is switched off"):
+            guard.average(0.5)
+        with pytest.raises(ConfigurationError, match="is switched off"):
+            guard.consolidate([(X, Y)], share=0.5)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name])

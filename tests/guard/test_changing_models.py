@@ -82,7 +82,7 @@ def test_a_parameter_that_changed_its_shape_is_refused_until_forgotten():
         guard.consolidate([batch(0)])
     assert all(torch.equal(guard.importance[name], value) for name, value in kept.items())
     guard.forget("2.weight", "2.bias")
-    guard.consolidate([batch(0)])
+    guard.consolidate([batch(1)])
     assert guard.importance["2.weight"].shape == (7, 5)
     with pytest.raises(anchorhold.errors.ProtectError, match="not a protected parameter"):
         guard.forget("nowhere")

@@ -145,7 +145,7 @@ def test_a_bias_that_is_frozen_later_is_refused():
     with pytest.warns(anchorhold.AnchorholdWarning, match=r"in one matrix with '0\.weight'"):
         guard.forget("0.bias")
     model[0].bias.requires_grad_(False)
-    guard.consolidate(data())
+    guard.consolidate(data(seed=7))
     assert guard.held.matrices["0.weight"].block.parameters == ("0.weight",)
     model[0].bias.requires_grad_(True)
     with pytest.raises(ProtectError, match=r"0\.weight.*forget"):
@@ -207,7 +207,7 @@ def test_a_side_that_is_too_large_is_kept_as_it_is_and_told_once(side, layer):
     x = torch.randn(5, layer.in_features, dtype=torch.float64)
     with pytest.warns(AnchorholdWarning, match=rf"'0\.weight' has .* {side}.*GB.*largest_side="):
         guard.consolidate([x])
-    guard.consolidate([x])
+    guard.consolidate([2 * x])
     other = "outputs" if side == "inputs" else "inputs"
     assert guard.held.matrices["0.weight"].description == f"rotated along its {other}"
 
@@ -236,8 +236,8 @@ def test_what_it_will_take_is_what_it_takes(form):
 
 def test_what_exact_sums_take_grows_with_the_tasks_and_is_counted():
     guard = anchorhold.Guard(network(), "EWC", form=Rotated(sums="exact"))
-    for _ in range(2):
-        guard.consolidate(data())
+    for seed in range(2):
+        guard.consolidate(data(seed))
     tensors = [t for matrix in guard.held.matrices.values() for t in matrix.state().values()]
     assert guard.cost().kept == sum(t.nbytes for t in [*tensors, *guard.anchor.values()])
 

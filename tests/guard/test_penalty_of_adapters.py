@@ -98,3 +98,20 @@ def test_forgetting_a_part_of_an_adapter_lets_go_of_the_weight_that_it_changes_a
     _, guard, _ = adapted("merged", "kronecker")
     guard.forget(LAYER)
     assert float(guard.penalty().detach()) == 0
+
+
+def test_a_layer_that_was_away_when_the_model_was_looked_at_is_held_again_once_it_is_back():
+    model = net()
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=1.0)
+    guard.consolidate([batch(1)])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    whole = float(guard.penalty().detach())
+    layer, model[2] = model[2], torch.nn.Identity()
+    with pytest.warns(anchorhold.AnchorholdWarning, match="no longer has"):
+        without = float(guard.penalty().detach())
+    guard.refresh()
+    model[2] = layer
+    assert 0 < without < whole
+    assert float(guard.penalty().detach()) == whole

@@ -59,7 +59,7 @@ def test_each_task_tells_anew():
     model, x = nn.Linear(3, 2).double(), torch.randn(6, 3).double()
     guard = anchorhold.Guard(model, anchorhold.Fisher())
     guard.consolidate([(x, torch.tensor([0, 1, 0, 1, 1, 0]))])
-    guard.consolidate([(x, 3 * torch.randn(6, 2))])
+    guard.consolidate([(x + 1, 3 * torch.randn(6, 2))])
     assert guard.tasks == 2
 
 

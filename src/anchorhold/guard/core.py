@@ -249,6 +249,8 @@ class TaskState:
     """What the output layer's gradients say about the classes of the task."""
     watched: Watched | None = None
     """What micro-batches have shown since the last consolidation, without a step."""
+    mark: dict[str, list[float]] = field(default_factory=dict)
+    """Some of the weights that a loaded state was saved with, until they were compared with the model's."""
 
     @property
     def most_steps(self) -> int:
@@ -278,6 +280,8 @@ class Runtime:
     """The warnings that the user was given."""
     frozen_statistics: FrozenStatistics = field(default_factory=FrozenStatistics)
     """The batch norms that are kept in eval mode."""
+    forward: Callable[..., Any] | None = None
+    """How the model was called when a task was last measured, where that was said."""
     marking: SampleMarks | None = None
     """Where samples are noted that are measured from now, while a task ends."""
     version: int = 0

@@ -20,7 +20,8 @@ def penalty_of(core: Core, monitors: Sequence[Monitor], calls: TrainingCalls, *,
     refuse_partitioned(core.runtime.parameters.items())
     here = dict(named_parameters(core.runtime.model, remove_duplicate=False))
     adapters = _adapter_state(core, here)
-    if adapters == "replaced":  # the first step that a guard sees would do this, and it may see none
+    # The first step that a guard sees would do this, and it may see none.
+    if adapters == "replaced" or any(n in here and n not in core.runtime.parameters for n in core.state.anchor):
         refresh(core)
     parameters = _in_the_model(core, here)
     for monitor in monitors:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anchorhold.adapters import Change, in_parts
 from anchorhold.engine.batches import Forward
-from anchorhold.errors import NotFiniteError, OrderError
+from anchorhold.errors import NotFiniteError, OrderError, warn
 from anchorhold.forms import Matrix
 from anchorhold.guard.anchors import new_anchor, new_linear_term, new_merged_anchor
 from anchorhold.guard.arguments.fitting_strengths import check_coupled
@@ -24,9 +24,12 @@ from anchorhold.guard.measurement import TaskResult, measure_task, rehearse_task
 from anchorhold.guard.monitor import overriding
 from anchorhold.guard.refreshing import refresh_for
 from anchorhold.guard.retention.keep_inputs import warn_if_measured_from
+from anchorhold.guard.rollback.averaging import has_moved
 from anchorhold.guard.stepping.attachment import Attachment
 from anchorhold.guard.task_holds import check_data_for_holds, end_task_of_holds, rehearse_holds
+from anchorhold.guard.weights_mark import warn_of_other_weights
 from anchorhold.holds.base import TaskData, states_kept
+from anchorhold.measures import FineTune
 from anchorhold.retention.kept_set import SampleMarks
 from anchorhold.seeding import undisturbed
 from anchorhold.settings import written
@@ -51,6 +54,7 @@ def end_task(
     state, ranks, monitors = core.state, core.runtime.ranks, attachment.monitors
     # The model as it is now, and the same run on all ranks.
     ranks.together(lambda: refresh_for(core, "consolidate()"))
+    warn_of_other_weights(core)
     refuse_unless_same_run(core, {"within": within})
     norms = norms_of_task(core, batches, forward)
     ranks.together(lambda: check_data_for_holds(core, norms.batches))
@@ -66,6 +70,7 @@ def end_task(
     tokens = ranks.together(lambda: bring_to_tokens_of_total(state, of_driver))
     if state.driving.strengths is not None:
         check_coupled(norms.space, state.driving.strengths)
+    _warn_if_counted_twice(core, marks, forward)
 
     # Totals, anchor and linear term. Weights are looked at before anything is gathered from all ranks.
     ranks.together(lambda: _check_weights(core.runtime))
@@ -180,6 +185,27 @@ def found_strength(state: GuardState) -> float:
     if state.exchange_rate is None or tokens is None:
         return state.strength
     return strength_of_rate(state.exchange_rate, tokens)
+
+
+def _warn_if_counted_twice(core: Core, marks: SampleMarks, forward: Forward | None) -> None:
+    """Say so if importance that is added up was measured again, from the same inputs of the same model."""
+    state, measure = core.state, core.state.driving.measure
+    before, core.runtime.forward = core.runtime.forward, forward
+    if core.task.steps or not state.driving.added_to or measure.total != "add" or isinstance(measure, FineTune):
+        return
+    then, now = state.measured_from.tasks[-1], marks.tasks[-1]
+    if measure.needs.data and (forward is not before or not now or 2 * len(then & now) < len(now)):
+        return  # other samples, or another head, add what they tell of the same model
+    if has_moved(
+        state, {n: at for n, at in core.space.coordinates(core.runtime.parameters).items() if n in state.anchor}
+    ):
+        return
+    warn(
+        "consolidate() again, without a step since the last time"
+        + (", from the same inputs" if now else "")
+        + ": the same importance is added to the total once more. If that is not meant, call it once a task; what "
+        "further samples tell of the same weights comes with those samples."
+    )
 
 
 def _check_weights(runtime: Runtime) -> None:

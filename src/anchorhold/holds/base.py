@@ -64,6 +64,10 @@ class Held(NamedTuple):
     """What :meth:`~anchorhold.holds.Hold.task_sums` came to over all processes, at the end of a task."""
 
 
+TOO_LARGE = "The strength, or an importance, is too large for it."
+"""Why the guard's own pull is not finite where weights are."""
+
+
 class Hold:
     """A pull of one's own beside the guard's.
 
@@ -89,6 +93,9 @@ class Hold:
 
     by_weight: ClassVar[bool] = False
     """Whether it goes by the importance of each protected parameter, which adapters held in merged space have not."""
+
+    why_not_finite: ClassVar[str] = "Look at what it is computed from."
+    """What to tell the user whose weights are finite, and the pull on them is not."""
 
     def __init__(self, strength: float = 1.0) -> None:
         expected = "a number from 0 to 1e38"
@@ -206,12 +213,11 @@ def _refuse_unless_finite(hold: Hold, pull: Mapping[str, Tensor]) -> None:
     if not sums or bool(torch.stack([total.isfinite() for total in sums.values()]).all()):
         return
     whose = f"hold {hold.name!r}" if hold.name else "penalty"  # which is the guard's own, and goes by no name
-    why = "Look at what it is computed from." if hold.name else "The strength, or an importance, is too large for it."
     for name, total in sums.items():
         if not bool(total.isfinite()):
             raise NotFiniteError(
                 f"The gradient of the {whose} for {name!r} holds a NaN or an infinity. The step was not taken and "
-                f"nothing was recorded. {why}"
+                f"nothing was recorded. {hold.why_not_finite}"
             )
 
 

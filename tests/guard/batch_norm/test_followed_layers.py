@@ -48,7 +48,7 @@ def folded_and_told(model, **options):
         warnings.simplefilter("always")
         guard.rehearse([batch(9)])
         guard.consolidate([batch(9)])
-        guard.consolidate([batch(9)])
+        guard.consolidate([batch(8)])
     return guard, guard.state_dict().get("folded_norms", {}), [str(one.message) for one in told]
 
 

@@ -204,7 +204,7 @@ def test_a_layer_that_has_seen_no_data_yet_is_left_to_learn():
     guard.consolidate([batch(9)])
     assert model[1].training
     model(batch(0)[0])
-    guard.consolidate([batch(9)])
+    guard.consolidate([batch(8)])
     assert not model[1].training
 
 

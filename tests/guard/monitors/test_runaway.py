@@ -1,12 +1,14 @@
 """Weights that a pull throws ever farther past their anchor are told of, with optimizers that nothing is known of."""
 
 import re
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import anchorhold
+from anchorhold.errors import NotFiniteError
 from tests.guard.helpers import batch, loss, net
 from tests.helpers import grouped
 
@@ -136,3 +138,38 @@ def test_a_gradient_that_is_no_number_since_weights_have_run_away_blames_no_batc
         anchorhold.errors.NotFiniteError, match=r"Weights are \S+ times their own size away .* no batch is at"
     ):
         optimizer.step()
+
+
+def adapted_and_trained(kind, strength, steps, lr=0.1, **settings):
+    """A guard of adapters' merged weights, whose model has learned something else in so many steps."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    model = peft.get_peft_model(net(), peft.LoraConfig(r=2, target_modules=["0"], init_lora_weights=False))
+    guard = anchorhold.Guard(
+        model, "EWC", strength=strength, form="kronecker", options=anchorhold.GuardOptions(space="merged")
+    )
+    guard.consolidate([batch(9)])
+    optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=lr, **settings)
+    guard.attach(optimizer)
+    for seed in range(steps):
+        optimizer.zero_grad()
+        loss(model, batch(seed)).backward()
+        optimizer.step()
+    return guard
+
+
+@pytest.mark.parametrize("strength", [30.0, 3e3, 1e6])
+def test_merged_weights_that_run_away_are_told_of_before_or_with_the_error(strength):
+    """Their anchor is of the adapters' parameters: the pull on these has nothing finite to be made of at last."""
+    why = "times their own size away|is too much for SGD"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", anchorhold.AnchorholdWarning)
+        with pytest.raises(NotFiniteError, match=rf"(?s)merged weights.*is too large for it.*({why})"):
+            adapted_and_trained(torch.optim.SGD, strength, 60, momentum=0.9)
+        with pytest.raises(NotFiniteError, match=r"(?s)merged weights.*is too large for it.*times their own size away"):
+            adapted_and_trained(torch.optim.ASGD, strength, 60)
+
+
+def test_merged_weights_that_are_held_well_are_not():
+    guard = adapted_and_trained(torch.optim.ASGD, 0.1, 40)  # a warning would be an error here
+    assert guard.tasks == 1

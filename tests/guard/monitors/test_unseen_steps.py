@@ -88,10 +88,10 @@ def test_deepspeeds_flat_copies_are_refused_or_told():
     ):
         optimizer.step()
     guard.detach()
-    guard.consolidate([batch(9)])
+    guard.consolidate([batch(7)])
     with pytest.warns(anchorhold.AnchorholdWarning, match=r"takes a step on what is protected.*DeepSpeed's ZeRO"):
         optimizer.step()
-    guard.consolidate([batch(9)])
+    guard.consolidate([batch(8)])
     (loss(model, batch(0)) + guard.penalty()).backward()  # as the message says
     optimizer.step()
 

@@ -175,7 +175,7 @@ def test_the_strength_begins_at_one_over_the_mean_importance_and_omega_is_damped
     learn(model, optimizer, 1)
     assert guard.strength == pytest.approx(3.0 / float(every.mean()), rel=1e-12)
     guard.consolidate([batch(9)])
-    undamped.consolidate([batch(9)])
+    undamped.consolidate([batch(8)])
     assert guard.tasks == 2
 
 

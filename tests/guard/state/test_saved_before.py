@@ -72,6 +72,7 @@ def test_they_load_as_they_were_and_are_written_with_a_checksum_and_nothing_else
     assert all(tensor.dtype == kept[name].dtype and torch.equal(tensor, kept[name]) for name, tensor in written.items())
     now = values(tmp_path / "again")
     assert (now.pop("version"), now.pop("tensor_count"), len(now.pop("sha256"))) == (2, len(kept), 64)
+    assert now.pop("weights").keys() == dict(guard.model.named_parameters()).keys()  # some of their elements
     assert {"version": 1, **now} == values(path)
     resumed = trained_guard(path.stem)
     resumed.load(tmp_path / "again")

@@ -24,11 +24,20 @@ def some_of(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def displacements(core: "Core", owned: Mapping[str, nn.Parameter]) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield of each tensor that is held some of θ − θ*, the same elements of θ*, and how many it has in all."""
+def displacements(
+    core: "Core", owned: Mapping[str, nn.Parameter], *, adapters: bool = False
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yield of each tensor that is held some of θ − θ*, the same elements of θ*, and how many it has in all.
+
+    Args:
+        core: what the guard knows.
+        owned: the protected parameters to look at.
+        adapters: whether to yield also those that are held by their merged weights.
+    """
     # In the coordinates that they are held in: a layer's anchor may be of the map that a batch norm makes of it.
     coordinates, anchor = core.space.coordinates(owned), core.state.anchor
-    held = core.state.driving.held_names
+    # An adapter that is held by its merged weight has an anchor of its own parameters beside that.
+    held = core.state.driving.held_names | (core.space.in_parts if adapters else set())
     for name, here in coordinates.items():
         if name in held and name in anchor and (own := local(here)).numel():
             there = some_of(like_parameter(anchor[name], here)).to(own.device)
@@ -36,18 +45,18 @@ def displacements(core: "Core", owned: Mapping[str, nn.Parameter]) -> Iterator[t
 
 
 @torch.no_grad()
-def how_far(core: "Core", owned: Mapping[str, nn.Parameter]) -> Tensor:
+def how_far(core: "Core", owned: Mapping[str, nn.Parameter], *, adapters: bool = False) -> Tensor:
     """Return the sums of |θ − θ*| and of |θ*|, over all that is held."""
     terms = [
         torch.stack([apart.abs().mean(), there.abs().mean()]).to(widest_dtype(apart.device)) * elements
-        for apart, there, elements in displacements(core, owned)
+        for apart, there, elements in displacements(core, owned, adapters=adapters)
     ]
     return torch.stack([term.to(terms[0].device) for term in terms]).sum(0) if terms else torch.zeros(2)
 
 
-def times_away(core: "Core", owned: Mapping[str, nn.Parameter]) -> float:
+def times_away(core: "Core", owned: Mapping[str, nn.Parameter], *, adapters: bool = False) -> float:
     """Return how many times their own size weights are away from where they are held; 0 where they have none there."""
-    apart, size = how_far(core, owned).tolist()
+    apart, size = how_far(core, owned, adapters=adapters).tolist()
     return apart / size if size else 0.0
 
 

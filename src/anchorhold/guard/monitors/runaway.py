@@ -57,20 +57,22 @@ class Runaway(Monitor):
         steps, before = step.taken, self._before.pop(optimizer, None)
         # Few steps are looked at, since an accelerator waits for that.
         if steps >= FIRST_STEPS - 1 and not (steps + 1) & steps:
-            if times_away(core, owned) > FAR:
+            if times_away(core, owned, adapters=True) > FAR:
                 self._before[optimizer] = _places(core, owned)
-        elif before and (far := times_away(core, owned)) > FAR and _is_thrown_across(core, owned, before):
+        elif (
+            before and (far := times_away(core, owned, adapters=True)) > FAR and _is_thrown_across(core, owned, before)
+        ):
             self._warned_of = c = core.state.strength
             warn(_RUN_AWAY.format(c=c, kind=type(optimizer).__name__, steps=steps, far=far))
 
     def explain_nonfinite(self) -> str:
         """Name the distance of weights that have run away."""
-        far = times_away(self.core, self.core.runtime.parameters)
+        far = times_away(self.core, self.core.runtime.parameters, adapters=True)
         return _MAY_BE_WHY.format(far=far) if far > FAR and self.core.state.strength else ""
 
 
 def _places(core: "Core", owned: Mapping[str, nn.Parameter]) -> list[Tensor]:
-    return [apart.to(widest_dtype(apart.device)) for apart, *_ in displacements(core, owned)]
+    return [apart.to(widest_dtype(apart.device)) for apart, *_ in displacements(core, owned, adapters=True)]
 
 
 def _is_thrown_across(core: "Core", owned: Mapping[str, nn.Parameter], before: list[Tensor]) -> bool:

@@ -40,7 +40,14 @@ class AveragedAdapters:
         self._adapters: dict[str, Adapter] = {}
         self._others: list[str] = []
         for found in every_adapter(core.runtime.model, {id(p) for p in held.values()}):
-            if getattr(getattr(found.adapter, "module", None), "merged", False):
+            module = getattr(found.adapter, "module", None)
+            if getattr(module, "disable_adapters", False):
+                raise ConfigurationError(
+                    f"The adapter of {found.weight!r} is switched off for now, and what it adds to the weight, whose "
+                    "mean is to be taken, is nothing. Switch it on first: leave model.disable_adapter(), or call "
+                    "model.enable_adapter_layers()."
+                )
+            if getattr(module, "merged", False):
                 raise ConfigurationError(
                     f"The adapter of {found.weight!r} is merged into its weight for now: what its parameters are moved "
                     "to would not be what the model computes with. Unmerge it first (model.unmerge_adapter())."

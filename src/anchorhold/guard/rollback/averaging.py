@@ -50,7 +50,7 @@ def _why_nothing(core: Core, adapters: AveragedAdapters) -> str:
     )
 
 
-def has_moved(state: GuardState, held: Mapping[str, nn.Parameter]) -> bool:
+def has_moved(state: GuardState, held: Mapping[str, Tensor]) -> bool:
     """Return whether any weight is elsewhere than its anchor, as far as that is kept."""
     for name, parameter in held.items():
         anchor = local(state.anchor[name])

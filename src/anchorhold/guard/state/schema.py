@@ -22,6 +22,7 @@ from anchorhold.guard.state import value_types as types
 from anchorhold.guard.state.microbatches import WATCHED, watched_tensors, watched_values
 from anchorhold.guard.state.value_types import ValueType, checked_later
 from anchorhold.guard.task_classes import HeadGradients
+from anchorhold.guard.weights_mark import mark_of
 from anchorhold.retention import Tolerance
 from anchorhold.retention.controller import Control
 from anchorhold.settings import plain
@@ -367,6 +368,15 @@ VALUES = (
         checked_later("numbers by name"),
         watched_values,
         default=None,
+    ),
+    Value(
+        "weights",
+        "some elements of some of the model's weights in the middle of a task, to tell whether the model is that one",
+        types.ELEMENTS,
+        mark_of,
+        default={},
+        home="task.mark",
+        read=_as_dict,
     ),
     Value("tensor_count", "how many tensors there are", types.COUNT, since=2),
 )

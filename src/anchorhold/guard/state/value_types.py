@@ -119,6 +119,7 @@ CONTROL = _tested(
     "plain values by name", _maps_names_to(lambda value: value is None or isinstance(value, int | float | list))
 )
 AVERAGES = _tested("numbers of tasks by measure and block", _maps_names_to(_maps_names_to(is_number)))
+ELEMENTS = _tested("numbers by parameter", _maps_names_to(_is_list_of(is_number)))
 NAMES = _tested("a list of names", _is_list_of(_is_text))
 LABELS = _tested("a list of whole numbers", _is_list_of(lambda label: type(label) is int))
 LAYERS = _tested("layers by batch norm", _maps_names_to(_is_text))

@@ -92,12 +92,15 @@ class FiniteChecks:
         step = self.core.task.steps.get(name, 0) + 1
         # First: of weights that are not finite no gradient is, and then the batch is not to blame.
         self.check_weights(step)
-        reasons = (monitor.explain_nonfinite() for monitor in self.monitors)
         raise NotFiniteError(
             f"The gradient of {name!r} holds a NaN or an infinity at step {step} of this task. The step was not taken "
             "and nothing was recorded. Look at this batch and its loss; zero the gradients to go on without it."
-            + next(filter(None, reasons), "")
+            + self.explained()
         )
+
+    def explained(self) -> str:
+        """Return what a monitor knows of why something is not finite; empty if none does."""
+        return next(filter(None, (monitor.explain_nonfinite() for monitor in self.monitors)), "")
 
     def _refuse_weights(self, name: str, step: int) -> NoReturn:
         raise NotFiniteError(

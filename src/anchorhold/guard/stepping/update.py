@@ -267,9 +267,9 @@ class Update:
         """Return what holds add that are not element by element; raise if weights are to blame for a NaN in it."""
         try:
             return pulls_of(self.core, Moving(step.layout.owned, step.layout.moved, self.calls, step.loss_scale))
-        except NotFiniteError:
+        except NotFiniteError as error:
             self.finite.check_weights(self.core.task.most_steps + 1)
-            raise
+            raise NotFiniteError(f"{error}{self.finite.explained()}") from None
 
     def _add_pulls(self, step: PendingStep, pulls: Sequence[Pull], written: Mapping[str, nn.Parameter]) -> None:
         """Add pulls to the gradients.

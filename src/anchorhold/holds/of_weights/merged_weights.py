@@ -20,7 +20,7 @@ from anchorhold.adapters import Adapter, Change, Product, difference, mapped, wh
 from anchorhold.engine.reductions import Block, joined, taken_apart
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms.base import Matrix
-from anchorhold.holds.base import Held, Hold
+from anchorhold.holds.base import TOO_LARGE, Held, Hold
 from anchorhold.tensors.matrices import products_in
 from anchorhold.tensors.storage import running_dtype, to_compute
 
@@ -35,6 +35,7 @@ class MergedWeights(Hold):
     """
 
     name: ClassVar[str] = "merged weights"
+    why_not_finite: ClassVar[str] = TOO_LARGE
 
     def __init__(
         self, adapters: Mapping[str, Adapter], blocks: Mapping[str, Block], anchor: Mapping[str, Change]

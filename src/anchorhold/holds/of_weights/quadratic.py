@@ -31,7 +31,7 @@ from torch import Tensor
 
 from anchorhold.forms.base import Displacement, Matrix, pull_share
 from anchorhold.forms.diagonal import DiagonalMatrix
-from anchorhold.holds.base import Held, Hold, displacement
+from anchorhold.holds.base import TOO_LARGE, Held, Hold, displacement
 from anchorhold.tensors.pieces import in_pieces
 from anchorhold.tensors.sharding import is_sharded, whole_sums
 from anchorhold.tensors.storage import running_dtype, to_compute
@@ -39,6 +39,8 @@ from anchorhold.tensors.storage import running_dtype, to_compute
 
 class Quadratic(Hold):
     """The guard's own hold, in a form that is not element by element."""
+
+    why_not_finite: ClassVar[str] = TOO_LARGE
 
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
         """Return 2c·Q(θ − θ*): in 16 bits where Q's products are made in these, since more would be made up."""
