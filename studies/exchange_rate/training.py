@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -199,13 +198,3 @@ def climb(
         line["weights"] = sum(tensor.numel() for tensor in learner.start.values())
         done[kappa] = line
         write(line)
-
-
-def claimed(path: Path) -> bool:
-    """Take a claim. Return False if another process has it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    return True
