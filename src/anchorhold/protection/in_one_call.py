@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from anchorhold.engine.batches import Forward, call_model, check_batches
+from anchorhold.engine.batches import Forward, check_batches
 from anchorhold.engine.conventions import BatchReader
 from anchorhold.engine.conventions.huggingface import text_writer
-from anchorhold.engine.isolation import evaluation_mode
 from anchorhold.errors import AnchorholdWarning, BatchError, ConfigurationError, OrderError
 from anchorhold.guard import Guard
 from anchorhold.guard.distributed.ranks import is_one_of_several
@@ -44,7 +43,7 @@ from anchorhold.protection.language_models import (
 )
 from anchorhold.protection.planning import Plan, measure_for, plan_for, refuse_what_cannot_be_measured
 from anchorhold.protection.samples import ASIDE as PART_ASIDE
-from anchorhold.protection.samples import MEASURED_AT_ONCE, MOST_ASIDE, Samples, of_batches, of_own_text
+from anchorhold.protection.samples import MEASURED_AT_ONCE, MOST_ASIDE, Samples, of_batches, of_own_text, output_shape
 from anchorhold.protection.settings import Protection
 from anchorhold.tensors.sharding import is_sharded
 
@@ -246,5 +245,4 @@ def _outputs(model: nn.Module, samples: Samples, forward: Forward | None) -> tor
     if text_writer(model) is not None:
         return None
     batch = BatchReader(next(model.parameters()).device, model).read(samples.measured[0])
-    with evaluation_mode(model, model.parameters()):
-        return (forward or call_model)(model, batch.inputs).shape
+    return output_shape(model, batch, forward)
