@@ -3,7 +3,6 @@
 import json
 import sys
 import xml.etree.ElementTree as ET
-from types import SimpleNamespace
 
 import peft
 import pytest
@@ -19,22 +18,6 @@ from tests.calling import python
 from tests.evaluation.models import WORDS, llama, moved, saved, tokenizer
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-@pytest.fixture
-def call(capsys):
-    """Calls the command; the result has exit_code, stdout and stderr."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        try:
-            code = command_line.main([str(argument) for argument in arguments])
-        except SystemExit as ending:  # argparse, of a mistake that it finds itself
-            code = ending.code
-        shown = capsys.readouterr()
-        return SimpleNamespace(exit_code=code, stdout=shown.out, stderr=shown.err)
-
-    return run
 
 
 @pytest.fixture(scope="module")
