@@ -146,6 +146,23 @@ def test_a_merge_until_some_kl(call, folders, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "all", "merged"]
 
 
+def test_a_merge_until_some_kl_loads_the_model_before_once(call, folders, tmp_path, monkeypatch):
+    real, loaded = measure_forgetting.load_model, []
+
+    def load(path, *given):
+        loaded.append(path.name)
+        return real(path, *given)
+
+    monkeypatch.setattr(measure_forgetting, "load_model", load)
+    models = (folders / "before", folders / "far")
+    shown = call("merge", *models, "--until-kl", 0.01, "--pieces", 3, "--length", 5, "-o", tmp_path / "m", "--json")
+    tried = json.loads(shown.stdout)["tried"]
+    assert len(tried) > 1 and loaded == ["before", *(f"{each['share']:.4f}" for each in tried)]
+    # The text of the model before is the same as if it had been written for this share alone.
+    measured = forgetting(folders / "before", tmp_path / "m", pieces=3, length=5).row().kl.value
+    assert measured == json.loads(shown.stdout)["kl"]
+
+
 def test_a_merge_of_adapters_until_some_kl(call, folders, tmp_path):
     for seed in (1, 2):
         adapted = peft.get_peft_model(llama(), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
