@@ -250,6 +250,19 @@ def test_own_text_is_scored_as_it_was_written(folders, tmp_path):
         forgetting(folders / "before", folders / "after", own_text=strangers)
 
 
+def test_own_text_of_another_size_is_refused(folders, tmp_path):
+    models, there = (folders / "before", folders / "after"), tmp_path / "own"
+    first = forgetting(*models, own_text=there, pieces=6, length=12, **EXACT)
+    assert forgetting(*models, own_text=there, pieces=6, length=12, **EXACT).rows == first.rows
+    longest = max(len(piece.written) for piece in OwnText.load(there).pieces)
+    for given, where in ((there, f"The own text in '{there}'"), (OwnText.load(there), "The own text")):
+        for asked in (4, 16):
+            with pytest.raises(ConfigurationError, match=f"^{where} has 6 pieces, and pieces={asked}, --pieces in a"):
+                forgetting(*models, own_text=given, pieces=asked, **EXACT)
+        with pytest.raises(ConfigurationError, match=f"^{where} has pieces of {longest} tokens, and length=3, "):
+            forgetting(*models, own_text=given, length=3, **EXACT)
+
+
 def test_the_own_text_of_another_model_is_refused(folders, tmp_path):
     forgetting(folders / "before", folders / "after", own_text=tmp_path / "own", pieces=6, length=12, **EXACT)
     with pytest.raises(StateError, match=r"The own text in '.*own' was not written by this model .* wrote, or another"):

@@ -52,8 +52,8 @@ def forgetting(
     *,
     data: Texts | None = None,
     own_text: "OwnText | str | os.PathLike[str] | bool | None" = None,
-    pieces: int = PIECES,
-    length: int = LENGTH,
+    pieces: int | None = None,
+    length: int | None = None,
     new: Texts | None = None,
     tokenizer: Any = None,
     separator: str | None = None,
@@ -82,8 +82,8 @@ def forgetting(
             which completions and last answers alone are scored. A key ``kind`` names the kind of a row.
         own_text: text that the model before wrote: ``True`` to have it written now, a folder to keep it in or that it
             lies in, or an :class:`~anchorhold.OwnText`. By default it is written where no other text is given.
-        pieces: how many pieces are written.
-        length: tokens of a piece at most.
+        pieces: how many pieces are written, 64 by default. Own text that is there already has to have as many.
+        length: tokens of a piece at most, 128 by default.
         new: files or folders of what was to be learned, read as ``text`` is.
         tokenizer: of modules, and of folders that have none.
         separator: what stands between the documents of a text file; by default a file is one document.
@@ -116,8 +116,8 @@ class Asked:
     text: list[Document]
     new: list[Document]
     own_text: "OwnText | str | os.PathLike[str] | bool"
-    pieces: int
-    length: int
+    pieces: int | None
+    length: int | None
     tokenizer: Any
     context: int | None
     start: int | None
@@ -130,8 +130,8 @@ def asked_for(
     *,
     data: Texts | None = None,
     own_text: "OwnText | str | os.PathLike[str] | bool | None" = None,
-    pieces: int = PIECES,
-    length: int = LENGTH,
+    pieces: int | None = None,
+    length: int | None = None,
     new: Texts | None = None,
     tokenizer: Any = None,
     separator: str | None = None,
@@ -149,8 +149,9 @@ def asked_for(
     ]
     learned = read_documents(new, option="new", separator=separator)
     context = None if context is None else whole_number("context", context, "a whole number, 2 or more", least=2)
-    pieces = whole_number("pieces", pieces, "a whole number of at least 1", least=1)
-    length = whole_number("length", length, "a whole number of at least 1", least=1)
+    for name, given in (("pieces", pieces), ("length", length)):
+        if given is not None:
+            whole_number(name, given, "a whole number of at least 1", least=1)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConfigurationError(f"dtype={dtype!r}: expected a floating-point type, such as torch.bfloat16.")
     loading = Loading(_device(device), dtype, base)
@@ -465,12 +466,15 @@ def _own_documents(opened: _Opened, reader: Reader, asked: Asked) -> _Own:
     else:
         if not isinstance(given, bool):
             _refuse_other_files(Path(given))
-        length = asked.length if reader.context is None else min(asked.length, reader.context - 1)
+        length = asked.length or LENGTH
+        length = length if reader.context is None else min(length, reader.context - 1)
         text = write_text(
-            opened.model, asked.pieces, length, tokenizer=reader.tokenizer, start=asked.start,
+            opened.model, asked.pieces or PIECES, length, tokenizer=reader.tokenizer, start=asked.start,
             store=None if isinstance(given, bool) else given,
             progress=lambda done, wanted: asked.progress(f"{reader.name} writes", done, wanted),
         )  # fmt: skip
+    where = "The own text" if isinstance(given, OwnText | bool) else f"The own text in {str(given)!r}"
+    _refuse_other_sizes(text, where, asked)
     own = _Own()
     for piece in text.pieces:
         place = f"own text, piece {piece.number}"
@@ -490,12 +494,26 @@ def _own_documents(opened: _Opened, reader: Reader, asked: Asked) -> _Own:
         if written:
             own.documents.append(Document(OWN, place, written))
     if is_given:
-        where = "The own text" if isinstance(given, OwnText) else f"The own text in {str(given)!r}"
         instead = f"Give the folder of what {reader.name} wrote, or another folder to write it to."
         refuse_text_of_another(text, as_writer(opened.model, None, cache=False), where, instead)
     if not own.encoded:
         raise DataError("The own text has no pieces. Give another folder, or leave it out to have some written.")
     return own
+
+
+def _refuse_other_sizes(text: OwnText, where: str, asked: Asked) -> None:
+    """Refuse own text with fewer or more pieces than were asked for, or with longer ones."""
+    count, longest = len(text), max((len(piece.written) for piece in text.pieces), default=0)
+    if asked.pieces is not None and count != asked.pieces:
+        raise ConfigurationError(
+            f"{where} has {count} pieces, and pieces={asked.pieces}, --pieces in a shell. Leave pieces out to measure "
+            f"on the {count}, or give a new folder, to which {asked.pieces} are written."
+        )
+    if asked.length is not None and longest > asked.length:
+        raise ConfigurationError(
+            f"{where} has pieces of {longest} tokens, and length={asked.length}, --length in a shell. Leave length out "
+            "to measure on those, or give a new folder, to which shorter ones are written."
+        )
 
 
 def _refuse_other_files(folder: Path) -> None:
