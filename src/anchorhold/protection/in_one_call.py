@@ -20,6 +20,7 @@ from anchorhold.guard import Guard
 from anchorhold.guard.distributed.ranks import is_one_of_several
 from anchorhold.guard.state import files as state_files
 from anchorhold.measures import Measure
+from anchorhold.own_text import OwnText
 from anchorhold.protection.guard import (
     ASIDE,
     GUARD_FILE,
@@ -214,6 +215,7 @@ def resume_protection(
     saved = read_protection(folder / PROTECTION_FILE, given if is_tokenizer(given) else None)
     if saved.text is not None:
         refuse_model(model)
+        _refuse_other_old_samples(saved.text, given, settings, folder)
         origin = f"{len(saved.text):,} pieces of own text"
         samples = of_own_text(saved.text, settings.measured, settings.batch_size, origin)
     else:
@@ -238,6 +240,26 @@ def resume_protection(
     guard = resumed(guard, state_files.read(folder / GUARD_FILE) if state is None else state)
     guard.note_measured(saved.seconds_taken)
     return guard
+
+
+def _refuse_other_old_samples(saved: OwnText, given: Any, settings: Protection, folder: Path) -> None:
+    """Refuse old samples in the place of the own text that a checkpoint has, which goes on."""
+    old = given if given is not None and not is_tokenizer(given) else settings.old_data
+    if settings.text is not None:
+        text = OwnText.load(settings.text) if isinstance(settings.text, str | os.PathLike) else settings.text
+        is_same = isinstance(text, OwnText) and len(text) == len(saved)
+        is_same = is_same and all(map(torch.equal, _tokens(text), _tokens(saved)))
+        old = old if is_same else text
+    if old is not None:
+        raise ConfigurationError(
+            f"resume={str(folder)!r} and old samples of type {type(old).__name__}: the model was protected by "
+            f"{len(saved):,} pieces of own text, which the checkpoint has and which go on; others would not be used. "
+            "Give the tokenizer alone, protect(model, tokenizer, resume=folder), or protect anew, without resume=."
+        )
+
+
+def _tokens(text: OwnText) -> list[torch.Tensor]:
+    return [piece.tokens for piece in text.pieces]
 
 
 def _outputs(model: nn.Module, samples: Samples, forward: Forward | None) -> torch.Size | None:
