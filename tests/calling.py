@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 from typer.testing import CliRunner
 
@@ -14,6 +15,21 @@ def caller(app, monkeypatch):
 
     def call(*arguments):
         return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+
+    return call
+
+
+def main_caller(main, capsys):
+    """Return what calls the function of a command of argparse; the result has exit_code, stdout and stderr."""
+
+    def call(*arguments):
+        capsys.readouterr()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as ending:  # argparse, of a mistake that it finds itself
+            code = ending.code
+        shown = capsys.readouterr()
+        return SimpleNamespace(exit_code=code, stdout=shown.out, stderr=shown.err)
 
     return call
 

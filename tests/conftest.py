@@ -5,13 +5,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from anchorhold import registry
+from anchorhold import command_line, registry
 from anchorhold.forms import FORMS
 from anchorhold.guard.monitors import MONITORS
 from anchorhold.holds import HOLDS
 from anchorhold.measures import MEASURES
 from anchorhold_lab.experiments import SCENARIOS
 from anchorhold_lab.networks import NETWORKS
+from tests.calling import main_caller
 from tests.nightly import mark_nights
 
 # However long an example takes: the machine may be busy with something else.
@@ -67,6 +68,21 @@ def nothing_stays_registered(monkeypatch):
     monkeypatch.setattr(registry, "_FILES", dict(registry._FILES))
     for kinds in (FORMS, HOLDS, MEASURES, MONITORS, NETWORKS, SCENARIOS):
         monkeypatch.setattr(kinds, "_known", dict(kinds._known))
+
+
+@pytest.fixture
+def call(capsys):
+    """Calls anchorhold; folders of other commands have a fixture of this name for theirs."""
+    return main_caller(command_line.main, capsys)
+
+
+@pytest.fixture
+def one_thread():
+    """Torch computes with one thread, as several add up in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 import json
 import sys
-from types import SimpleNamespace
 
 import peft
 import pytest
@@ -14,22 +13,6 @@ from anchorhold.command_line import STORE, USAGE
 from anchorhold.merging import between, tensor_files
 from tests.calling import python
 from tests.merging.models import guarded, moved, network
-
-
-@pytest.fixture
-def call(capsys):
-    """Calls the command; the result has exit_code, stdout and stderr."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        try:
-            code = command_line.main([str(argument) for argument in arguments])
-        except SystemExit as ending:  # argparse, of a mistake that it finds itself
-            code = ending.code
-        shown = capsys.readouterr()
-        return SimpleNamespace(exit_code=code, stdout=shown.out, stderr=shown.err)
-
-    return run
 
 
 @pytest.fixture

@@ -48,7 +48,18 @@ def test_there_are_at_most_40_names_and_30_members():
 def test_a_name_of_a_package_is_told_its_place(name, place):
     with pytest.raises(AttributeError, match=rf"no attribute '{name}': it is anchorhold\.{place}\.{name}$"):
         getattr(anchorhold, name)
-    assert hasattr(getattr(anchorhold, place), name)
+    assert hasattr(getattr(anchorhold, place), name) and not hasattr(anchorhold, name)
+    with pytest.raises(ImportError, match=rf"name '{name}' from 'anchorhold': it is anchorhold\.{place}\.{name}$"):
+        exec(f"from anchorhold import {name}")
+
+
+def test_what_is_nowhere_cannot_be_imported_and_a_module_can():
+    with pytest.raises(ImportError, match="cannot import name 'nosuch' from 'anchorhold'"):
+        from anchorhold import nosuch  # noqa: F401, PLC0415
+    with pytest.raises(ImportError, match=r"cannot import name 'EWC' from 'anchorhold': it is a name, Guard\(model,"):
+        from anchorhold import EWC  # noqa: F401, PLC0415
+    done = python("from anchorhold import digits\nassert digits.__name__ == 'anchorhold.digits'")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_package_loads_its_names_when_they_are_asked_for():

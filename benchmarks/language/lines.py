@@ -57,3 +57,19 @@ def add(path: Path, found: Mapping[str, Any]) -> None:
     with path.open("ab") as file:
         whole = not file.tell() or path.read_bytes()[-1:] == b"\n"
         os.write(file.fileno(), (line if whole else "\n" + line).encode())
+
+
+def claims_of(rows: Path) -> Path:
+    """Return the folder of the claims that processes side by side lay to what they add to the rows."""
+    return rows.with_suffix(".claims")
+
+
+def claim(rows: Path, name: str) -> bool:
+    """Claim what is to be run for the rows. Return False if another process has claimed it."""
+    folder = claims_of(rows)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True

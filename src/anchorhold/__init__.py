@@ -56,6 +56,9 @@ def __getattr__(name: str) -> Any:
         why = f": it is a name, Guard(model, {name!r}), of a {type(_load('measures').measure(name)).__name__}"
     elif place := next((each for each in _PACKAGES if name in _load(each).__all__), None):
         why = f": it is anchorhold.{place}.{name}"
+    if why and sys._getframe(1).f_code.co_name == "_handle_fromlist":  # noqa: SLF001
+        # Python's import statement, which shows no text of an AttributeError; hasattr() and others want one.
+        raise ImportError(f"cannot import name {name!r} from {__name__!r}{why}", name=name, path=__file__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{why}")
 
 

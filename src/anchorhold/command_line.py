@@ -144,7 +144,12 @@ def _add_text(group: Any) -> None:
         type=Path,
         help="text that BEFORE wrote; where the folder is new, it is written there",
     )
-    add("--pieces", type=int, metavar="N", help="of text that BEFORE writes, so many pieces (default: 64)")
+    add(
+        "--pieces",
+        type=int,
+        metavar="N",
+        help="of text that BEFORE writes, so many pieces (default: 64, or all there are)",
+    )
     add("--length", type=int, metavar="N", help="tokens of such a piece at most (default: 128)")
     add(
         "--separator",

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import anchorhold
 from anchorhold.digits import load_digits
+from anchorhold_lab.analysis.repetitions import standard_error
 
 OLD, NEW = range(5), range(5, 10)
 STEPS, BATCH, RATE = 400, 64, 1e-3
@@ -152,7 +153,7 @@ def found(way: Way, measure: str, runs: dict[float, list[dict[str, tuple[float, 
     both = [sum(one["test"]) / 2 for one in runs[best]]
     row: dict[str, object] = {"way": way.name, "measure": measure, "strength": best}
     row |= {"old": statistics.mean(old), "new": statistics.mean(new), "average": statistics.mean(both)}
-    row["error"] = statistics.stdev(both) / len(both) ** 0.5
+    row["error"] = standard_error(both)
     return row
 
 

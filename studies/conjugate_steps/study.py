@@ -25,6 +25,7 @@ from torch import Tensor, nn
 import anchorhold
 from anchorhold.forms.base import Displacement, Matrix
 from anchorhold.forms.sums import conjugate_gradients
+from anchorhold_lab.analysis.repetitions import standard_error
 from anchorhold_lab.training.relative_guard import RelativeGuard
 from benchmarks.harness import write_rows
 from studies.permuted_digits import BATCH, RATE, STEPS, WIDTH, Data
@@ -143,7 +144,7 @@ def page(rows: list[dict[str, Any]], where: dict[str, str]) -> str:
 def mean_of(rows: list[dict[str, Any]]) -> str:
     """Return the mean test accuracy, with its standard error where there are several seeds."""
     tests = [row["test"] for row in rows]
-    error = f" ± {statistics.stdev(tests) / len(tests) ** 0.5:.1f}" if len(tests) > 1 else ""
+    error = f" ± {standard_error(tests):.1f}" if len(tests) > 1 else ""
     return f"{statistics.mean(tests):.1f}{error}"
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.language.corpus import load
-from benchmarks.language.lines import add
+from benchmarks.language.lines import add, claim, claims_of
 from benchmarks.language.lines import read as read_lines
 from studies.exchange_rate import report, texts
 from studies.exchange_rate.settings import REHEARSED, STUDIED, Ladder, ladders
-from studies.exchange_rate.training import Learner, Line, claimed, climb, learn_old
+from studies.exchange_rate.training import Learner, Line, climb, learn_old
 from studies.pretrained.report import read as read_rows
 
 WAIT = 0.5
@@ -36,17 +36,12 @@ def _texts(options: argparse.Namespace) -> None:
 
 def _train(options: argparse.Namespace) -> None:
     """Run workers side by side until all is done or the time is up. A second call goes on where the first ended."""
-    for claim in _claims(options).glob("*"):  # of workers that were stopped
-        claim.unlink()
+    for left in claims_of(options.rows).glob("*"):  # of workers that were stopped
+        left.unlink()
     command = [sys.executable, "-m", "studies.exchange_rate", "work", *options.given]
     workers = [subprocess.Popen(command) for _ in range(options.workers)]  # noqa: S603
     ended = [worker.wait() for worker in workers]
     print(f"{len(read_lines(options.rows))} rows in {options.rows}; workers ended with {ended}", flush=True)
-
-
-def _claims(options: argparse.Namespace) -> Path:
-    path: Path = options.rows.with_suffix(".claims")
-    return path
 
 
 def _work(options: argparse.Namespace) -> None:
@@ -63,11 +58,11 @@ def _work(options: argparse.Namespace) -> None:
     planned = list(ladders(REHEARSED if options.rehearsal else STUDIED))
     for base in dict.fromkeys(ladder.base for ladder in planned):
         path = options.networks / f"{base.name}.safetensors"
-        if not is_over() and not path.is_file() and claimed(_claims(options) / base.name):
+        if not is_over() and not path.is_file() and claim(options.rows, base.name):
             learn_old(base, corpus, device, path)
             print(f"{time.perf_counter() - began:6.0f} s learned {base.name}", flush=True)
     for ladder in planned:
-        if not is_over() and claimed(_claims(options) / ladder.name):
+        if not is_over() and claim(options.rows, ladder.name):
             path = options.networks / f"{ladder.base.name}.safetensors"
             while not path.is_file() and not is_over():
                 time.sleep(WAIT)

@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
 from anchorhold import AnchorholdWarning, Fisher, Guard, GuardOptions
+from anchorhold.guard.arguments.strengths import strength_of_rate
 from anchorhold.seeding import derive_seed, generator_for
 from anchorhold.whole_files import read_tensors, write_tensors
 from benchmarks.language.corpus import Corpus
@@ -24,7 +24,6 @@ from benchmarks.language.gpt import GPT
 from benchmarks.language.lora import adapt
 from benchmarks.language.training import batches, machine, schedule, spread
 from studies.exchange_rate.settings import RANK, SIZES, Base, Ladder, Way, beyond
-from studies.pretrained.recipes import strength_of
 
 Line = dict[str, Any]
 TOGETHER = 64
@@ -185,7 +184,7 @@ def climb(
             guard = learner.guard(ladder.form)
             trace = sum(float(omega.double().sum()) for omega in guard.held.importance.values())
         measured = time.perf_counter()
-        strength = strength_of(kappa, tokens)
+        strength = strength_of_rate(kappa, tokens)
         learner.learn_new(guard, strength)
         run = ladder.run(kappa)
         line: Line = {"run": run.name, "of": asdict(run), "network": learner.digest}
@@ -199,13 +198,3 @@ def climb(
         line["weights"] = sum(tensor.numel() for tensor in learner.start.values())
         done[kappa] = line
         write(line)
-
-
-def claimed(path: Path) -> bool:
-    """Take a claim. Return False if another process has it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    return True

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 import anchorhold
+from anchorhold_lab.analysis.repetitions import standard_error
 from anchorhold_lab.experiments import SCENARIOS, Spec, Store, execute, paper_spec
 from benchmarks.harness import interleaved
 from benchmarks.undamped import undamped, unsaid
@@ -280,8 +281,7 @@ def hold_of(row: Mapping[str, Any]) -> str:
 
 def shown(test: Sequence[float]) -> str:
     """Return test accuracies as their mean and standard error."""
-    error = statistics.stdev(test) / math.sqrt(len(test)) if len(test) > 1 else math.nan
-    return f"{statistics.mean(test):.1f} ± {error:.1f}" if test else "–"
+    return f"{statistics.mean(test):.1f} ± {standard_error(test):.1f}" if test else "–"
 
 
 def rate_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:

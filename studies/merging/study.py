@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import anchorhold
 from anchorhold.merging import Merging
+from anchorhold_lab.analysis.repetitions import standard_error
 from anchorhold_lab.data import load
 from anchorhold_lab.data.images import scaled
 from benchmarks.harness import surroundings
@@ -224,7 +225,7 @@ def means(rows: list[dict[str, object]], key: str) -> str:
     values = [float(row[key]) for row in rows]  # type: ignore[arg-type]
     if not values:
         return ""
-    error = statistics.stdev(values) / len(values) ** 0.5 if values[1:] else 0.0
+    error = standard_error(values) if values[1:] else 0.0
     return f"{statistics.mean(values):.1f} ± {error:.1f}"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.language.lines import add
+from benchmarks.language.lines import add, claim, claims_of
 from benchmarks.language.lines import read as read_lines
 from studies.pretrained import models, recipes, report, texts, tokens, training
 from studies.pretrained.losses import evaluate
@@ -140,20 +140,13 @@ def _done(rows: Path) -> set[str]:
 def _train(options: argparse.Namespace) -> None:
     """Run workers side by side until the plan is done or the time is up."""
     asked = {recipe.name for name in options.models for recipe in _plan(options, name)}
-    claims = _claims(options)
-    claims.mkdir(parents=True, exist_ok=True)
     for run in asked - _done(options.rows):
-        (claims / run).unlink(missing_ok=True)  # of a worker that was killed
+        (claims_of(options.rows) / run).unlink(missing_ok=True)  # of a worker that was killed
     command = [sys.executable, "-m", "studies.pretrained", "work", *options.given]
     workers = [subprocess.Popen(command) for _ in range(options.workers)]  # noqa: S603
     failed = [worker.wait() for worker in workers]
     left = asked - _done(options.rows)
     print(f"{len(asked) - len(left)} of {len(asked)} runs done; workers ended with {failed}", flush=True)
-
-
-def _claims(options: argparse.Namespace) -> Path:
-    path: Path = options.rows.with_suffix(".claims")
-    return path
 
 
 def _work(options: argparse.Namespace) -> None:
@@ -164,21 +157,12 @@ def _work(options: argparse.Namespace) -> None:
         for recipe in _plan(options, name):
             if time.perf_counter() - began > options.seconds:
                 return
-            if recipe.name in _done(options.rows) or not _claimed(_claims(options) / recipe.name):
+            if recipe.name in _done(options.rows) or not claim(options.rows, recipe.name):
                 continue
             learner = learner or _learner(options, name)
             training.run(learner, recipe, partial(add, options.rows))
             took = time.perf_counter() - began
             print(f"{took:6.0f} s {recipe.name} {json.dumps(asdict(recipe))}", flush=True)
-
-
-def _claimed(path: Path) -> bool:
-    """Take a claim. Return False if another worker has it."""
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    return True
 
 
 def _again(options: argparse.Namespace) -> None:

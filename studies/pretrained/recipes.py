@@ -87,15 +87,6 @@ STRENGTHS = (0.3, 1.0, 3.0)
 KEPT_ROWS = 8
 
 
-def strength_of(kappa: float, tokens: int) -> float:
-    r"""Return the strength c = κ/(2T) of an exchange rate κ.
-
-    To second order a sample's KL(old‖new) is ½⟨D, Q(D)⟩, with Q the Fisher information of a sample, which sums over
-    its T scored tokens. The penalty c⟨D, Q(D)⟩ is then κ times the nats that are lost per old token.
-    """
-    return kappa / (2 * tokens)
-
-
 def screening(
     model: str,
     lessons: Sequence[str] = LESSONS,

@@ -21,11 +21,12 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
 from anchorhold import Fisher, Guard
+from anchorhold.guard.arguments.strengths import strength_of_rate
 from anchorhold.seeding import generator_for
 from anchorhold.whole_files import whole_file, write_whole
 from benchmarks.language.lora import Adapted
 from studies.pretrained.losses import DocumentLosses, divergence, evaluate, token_losses
-from studies.pretrained.recipes import GUARDS, Recipe, strength_of
+from studies.pretrained.recipes import GUARDS, Recipe
 from studies.pretrained.texts import KEPT
 from studies.pretrained.tokens import CONTEXT, Rows, Tokens
 
@@ -120,7 +121,7 @@ class Learner:
             # Of a mapping for a causal model every token but the first is predicted: as many as the context has.
             guard.consolidate([{"input_ids": rows.to(self.device)} for rows in measured.split(8)])
             self._measured = {key: guard.state_dict()}  # the latest alone: they are large
-        guard.strength = strength_of(recipe.strength, context)
+        guard.strength = strength_of_rate(recipe.strength, context)
         return guard
 
     def require_own(self) -> Tensor:

@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anchorhold.forms import KroneckerMatrix, Matrix, RotatedMatrix, form
+from anchorhold_lab.analysis.repetitions import standard_error
 from anchorhold_lab.experiments import SCENARIOS, Store
 from anchorhold_lab.training.relative_guard import RelativeGuard
 from benchmarks.undamped import undamped
@@ -156,7 +157,7 @@ def searched(way: Way) -> dict[str, Any]:
         "flat": [10.0 ** min(flat), 10.0 ** max(flat)],
         "strength": statistics.geometric_mean(one["strength"] for one in chosen),
         "average": statistics.mean(tests),
-        "error": statistics.stdev(tests) / len(tests) ** 0.5,
+        "error": standard_error(tests),
         "units": {unit: statistics.fmean(one["units"][unit] for one in chosen) for unit in UNITS},
         "scouted": {f"{10.0**power:g}": value for power, value in scouted.items()},
         "judged": {f"{10.0**power:g}": value for power, value in judged.items()},

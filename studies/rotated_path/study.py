@@ -29,6 +29,7 @@ from torch import Tensor, nn
 import anchorhold
 from anchorhold.engine.reductions import Basis, joined
 from anchorhold.forms import RotatedMatrix
+from anchorhold_lab.analysis.repetitions import standard_error
 from benchmarks.undamped import undamped
 from studies.permuted_digits import BATCH, RATE, STEPS, TASKS, WIDTH, Data
 
@@ -168,7 +169,7 @@ def row_of(way: Way, runs: dict[float, list[dict[str, float]]]) -> dict[str, obj
         "way": way.name,
         "strength": best,
         "average": statistics.mean(tests),
-        "error": statistics.stdev(tests) / len(tests) ** 0.5,
+        "error": standard_error(tests),
         "first": statistics.mean(one["first"] for one in runs[best]),
         "seconds": statistics.median(one["seconds"] for each in runs.values() for one in each),
     }

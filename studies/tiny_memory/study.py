@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anchorhold
+from anchorhold_lab.analysis.repetitions import standard_error
 from anchorhold_lab.data import load
 
 TASKS, SAMPLES, BATCH = 17, 1000, 10
@@ -96,8 +97,7 @@ def row_of(memory: int, rate: float, runs: list[Outcome]) -> Row:
     """Return what runs with other seeds came to."""
     last = [statistics.mean(each.kept) for each in runs]
     lost = [statistics.mean(each.learned) - statistics.mean(each.kept) for each in runs]
-    error = statistics.stdev(last) / len(last) ** 0.5 if len(last) > 1 else float("nan")
-    return Row(memory, rate, statistics.mean(last), error, statistics.mean(lost), len(last))
+    return Row(memory, rate, statistics.mean(last), standard_error(last), statistics.mean(lost), len(last))
 
 
 def table(rows: list[Row]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import anchorhold
+from anchorhold.guard.arguments.strengths import strength_of_rate
 from anchorhold.retention.controller import LEAST, Control, Tolerance
 from studies.tolerance_dual.measurements import Following
 
@@ -58,7 +59,7 @@ class Follower:
         """
         control = DualAscent(multiple=self.multiple, clip=self.clip) if self.controller == "dual" else Control()
         if self.start == "exchange rate 1":
-            control.begin(unit_strength(tokens))
+            control.begin(strength_of_rate(1.0, tokens))
         guard._core.state.control = control  # noqa: SLF001 (no user chooses between controllers)
 
     def found(self, guard: anchorhold.Guard, target: float) -> dict[str, Any]:
@@ -66,14 +67,6 @@ class Follower:
         trace = [(point.step, point.kl, point.strength) for point in guard.control.trace]
         looks = guard._core.state.control.looks  # noqa: SLF001 (of a long trace not all points are kept)
         return Following.of(trace, target, looks=looks)._asdict()
-
-
-def unit_strength(tokens: int) -> float:
-    """Return the c at which a nat that a token loses costs as much as one of the new loss: 1/(2T).
-
-    ½⟨D, Q(D)⟩ is the KL of a sample of T tokens to second order, and c⟨D, Q(D)⟩ that of one token at this c.
-    """
-    return 1 / (2 * tokens)
 
 
 def followers() -> Iterator[Follower]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import anchorhold
 from anchorhold_lab.analysis.pearson import CoMoments
+from anchorhold_lab.analysis.repetitions import standard_error
 from anchorhold_lab.data.images import scaled
 from anchorhold_lab.data.locations import Datasets
 from benchmarks.harness import surroundings
@@ -240,7 +241,7 @@ def rows_of(found: list[dict[str, object]]) -> Iterator[dict[str, object]]:
         both = [sum(one["test"]) / 2 for one in runs]
         row = {"way": way, "inputs": inputs, "strength": best, "edge": best in (min(by_strength), max(by_strength))}
         row |= {"old": statistics.mean(old), "new": statistics.mean(new), "average": statistics.mean(both)}
-        row["error"] = statistics.stdev(both) / len(both) ** 0.5
+        row["error"] = standard_error(both)
         if "correlation" in runs[0]:
             row["correlation"] = statistics.mean(one["correlation"] for one in runs)
         yield row

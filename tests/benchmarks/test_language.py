@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from benchmarks.language import corpus, plot, reading, report, study
 from benchmarks.language.english import is_learned, kind_of, learn_english, new_guard, start_python, weights_of
 from benchmarks.language.frontier import lost_at_share, points
 from benchmarks.language.gpt import GPT
+from benchmarks.language.lines import claim, claims_of
 from benchmarks.language.lora import adapt
 from benchmarks.language.python import FINE_TUNE, Learned, Lesson
 from benchmarks.language.settings import ADAPTER_MEASURES, FORMS, MEASURES, Settings
@@ -372,3 +374,12 @@ def test_a_network_is_the_same_for_the_same_seed(text, cpu, folder, learned, tmp
     learn_english(TINY, text, cpu, 0, tmp_path)
     assert not (tmp_path / "full-rotated.safetensors").exists()  # another network's would be taken for this one's
     assert start_python(TINY, cpu, 0, tmp_path, "full").network == learned[0].lesson.network
+
+
+def test_of_several_workers_one_has_a_claim(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    with ThreadPoolExecutor(8) as workers:
+        found = list(workers.map(lambda k: claim(rows, f"run-{k % 3}"), range(24)))
+    assert sum(found) == 3 and len(list(claims_of(rows).iterdir())) == 3
+    (claims_of(rows) / "run-1").unlink()
+    assert claim(rows, "run-1") and not claim(rows, "run-1")

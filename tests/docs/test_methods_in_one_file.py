@@ -12,15 +12,8 @@ from torch.nn.functional import cross_entropy
 import anchorhold
 from tests.docs.pages import DOCS
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 FILES = {"ewc_in_60_lines.py": ("diagonal", 60), "rotated_ewc_in_120_lines.py": ("rotated", 120)}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # several add up in another order
-    yield
-    torch.set_num_threads(before)
 
 
 def by_the_library(scope, form, c):

@@ -5,9 +5,5 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_one_seed():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _one_thread_and_one_seed(one_thread):
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)

@@ -179,6 +179,30 @@ def test_more_logits_than_before_have_no_divergence(folders, tmp_path, texts):
     assert "logits of padded are over 288 tokens, those of before over 280" in report.notes[0]
 
 
+def test_the_model_before_reads_a_text_once_for_several_models(texts, monkeypatch):
+    padded = moved(llama(), seed=3)
+    padded.resize_token_embeddings(288)
+    after = {"near": moved(llama()), "far": moved(llama(), 0.2), "padded": padded}
+    before, words, passes = llama(), tokenizer(), []
+    own = anchorhold.write_text(before, 3, 10, tokenizer=words)
+    before.register_forward_hook(lambda *_: passes.append(1))
+
+    def measured(**models):
+        """Return the rows of some models, and how often the model before was called."""
+        passes.clear()
+        rows = forgetting(before, models, texts, tokenizer=words, own_text=own, **EXACT).rows
+        return rows, len(passes)
+
+    alone = [measured(**{name: model}) for name, model in after.items()]
+    together, called = measured(**after)
+    assert together == tuple(row for rows, _ in alone for row in rows)
+    assert called == alone[0][1]
+    # What has no room is read again, and says the same.
+    monkeypatch.setattr(scores, "_KEPT_SHARE", 0)
+    again, called_again = measured(**after)
+    assert again == together and called_again > called
+
+
 def test_an_adapter_is_the_weights_that_it_stands_for(folders, tmp_path, texts):
     adapted = peft.get_peft_model(llama(), peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
     moved(adapted, 0.3)
@@ -224,6 +248,19 @@ def test_own_text_is_scored_as_it_was_written(folders, tmp_path):
     strangers.pieces[0].tokens[0] = 1000
     with pytest.raises(DataError, match=r"piece 0 has the token 1000, and before knows 280: it is the text of another"):
         forgetting(folders / "before", folders / "after", own_text=strangers)
+
+
+def test_own_text_of_another_size_is_refused(folders, tmp_path):
+    models, there = (folders / "before", folders / "after"), tmp_path / "own"
+    first = forgetting(*models, own_text=there, pieces=6, length=12, **EXACT)
+    assert forgetting(*models, own_text=there, pieces=6, length=12, **EXACT).rows == first.rows
+    longest = max(len(piece.written) for piece in OwnText.load(there).pieces)
+    for given, where in ((there, f"The own text in '{there}'"), (OwnText.load(there), "The own text")):
+        for asked in (4, 16):
+            with pytest.raises(ConfigurationError, match=f"^{where} has 6 pieces, and pieces={asked}, --pieces in a"):
+                forgetting(*models, own_text=given, pieces=asked, **EXACT)
+        with pytest.raises(ConfigurationError, match=f"^{where} has pieces of {longest} tokens, and length=3, "):
+            forgetting(*models, own_text=given, length=3, **EXACT)
 
 
 def test_the_own_text_of_another_model_is_refused(folders, tmp_path):

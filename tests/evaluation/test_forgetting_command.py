@@ -3,7 +3,6 @@
 import json
 import sys
 import xml.etree.ElementTree as ET
-from types import SimpleNamespace
 
 import peft
 import pytest
@@ -19,22 +18,6 @@ from tests.calling import python
 from tests.evaluation.models import WORDS, llama, moved, saved, tokenizer
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-@pytest.fixture
-def call(capsys):
-    """Calls the command; the result has exit_code, stdout and stderr."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        try:
-            code = command_line.main([str(argument) for argument in arguments])
-        except SystemExit as ending:  # argparse, of a mistake that it finds itself
-            code = ending.code
-        shown = capsys.readouterr()
-        return SimpleNamespace(exit_code=code, stdout=shown.out, stderr=shown.err)
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +144,23 @@ def test_a_merge_until_some_kl(call, folders, tmp_path):
     shown = call("merge", *models, "--until-kl", 1e-12, *text, "-o", tmp_path / "none")
     assert shown.exit_code == USAGE and "At every share that was tried more than 1e-12" in shown.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "all", "merged"]
+
+
+def test_a_merge_until_some_kl_loads_the_model_before_once(call, folders, tmp_path, monkeypatch):
+    real, loaded = measure_forgetting.load_model, []
+
+    def load(path, *given):
+        loaded.append(path.name)
+        return real(path, *given)
+
+    monkeypatch.setattr(measure_forgetting, "load_model", load)
+    models = (folders / "before", folders / "far")
+    shown = call("merge", *models, "--until-kl", 0.01, "--pieces", 3, "--length", 5, "-o", tmp_path / "m", "--json")
+    tried = json.loads(shown.stdout)["tried"]
+    assert len(tried) > 1 and loaded == ["before", *(f"{each['share']:.4f}" for each in tried)]
+    # The text of the model before is the same as if it had been written for this share alone.
+    measured = forgetting(folders / "before", tmp_path / "m", pieces=3, length=5).row().kl.value
+    assert measured == json.loads(shown.stdout)["kl"]
 
 
 def test_a_merge_of_adapters_until_some_kl(call, folders, tmp_path):

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import anchorhold
 from anchorhold_lab.cli.app import app
 from anchorhold_lab.cli.exits import ExitCode
 from anchorhold_lab.cli.progress.lines import Lines
 from anchorhold_lab.experiments import RunProgress, Store
+from tests.calling import caller
 
 ROOT = Path(__file__).parents[2]
 EXTENDING = ROOT / "examples" / "extending"
@@ -41,9 +41,7 @@ print(json.dumps({
 
 @pytest.fixture
 def call(monkeypatch):
-    monkeypatch.delenv("ANCHORHOLD_STORE", raising=False)
-    monkeypatch.delenv("ANCHORHOLD_DATA", raising=False)
-    return lambda *arguments: CliRunner().invoke(app, [str(each) for each in arguments], catch_exceptions=False)
+    return caller(app, monkeypatch)
 
 
 def read_elsewhere(store):

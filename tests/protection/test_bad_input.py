@@ -200,6 +200,13 @@ def test_old_data_that_the_model_does_not_take():
     refused(BatchError, match, nn.Linear(4, 3), [torch.randn(16, 5)])
 
 
+def test_a_text_that_forward_does_not_take():
+    model = nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 7))
+    text = write_text(model, 16, 5, start=0)
+    match = r"failed on old data of \(8, 5\) \(IndexError: .*forward=lambda"
+    refused(BatchError, match, model, text=text, forward=lambda model, inputs: model(inputs["input_ids"]))
+
+
 def test_one_output():
     match = "has one output, and protect.* takes outputs for the logits of classes"
     refused(ConfigurationError, match, nn.Linear(4, 1), [torch.randn(16, 4)])

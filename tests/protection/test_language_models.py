@@ -297,6 +297,23 @@ def test_it_goes_on_where_it_was_stopped(tmp_path):
         assert torch.equal(one, another)
 
 
+def test_other_old_samples_than_the_checkpoints_own_text_are_refused(tmp_path):
+    model = language.taught()
+    text = write_text(model, 16, 11, tokenizer=TOKENIZER, store=tmp_path / "text")
+    protect(model, TOKENIZER, text=text, progress=False).checkpoint(tmp_path / "there")
+    batches = [{"input_ids": language.OLD}] * 8
+    other = write_text(model, 16, 11, tokenizer=TOKENIZER, seed=1)
+    resuming = {"resume": tmp_path / "there", "progress": False}
+    for given, options in (((batches,), {}), ((TOKENIZER,), {"old_data": batches}), ((TOKENIZER,), {"text": other})):
+        kind = "OwnText" if "text" in options else "list"
+        with pytest.raises(
+            ConfigurationError, match=rf"old samples of type {kind}: .* by 16 pieces of own text, which"
+        ):
+            protect(model, *given, **resuming, **options)
+    for same in (text, tmp_path / "text"):
+        assert len(protect(model, TOKENIZER, text=same, **resuming).samples.text) == 16
+
+
 def test_old_data_is_given_again_when_training_resumes(tmp_path):
     batches = [{"input_ids": language.OLD}] * 8
     model = language.taught()

@@ -37,15 +37,10 @@ RESUMED = [name for name, case in CASES.items() if case.resumes]
 BY_DAY = set(RESUMED[::4])
 """The interrupted runs that are tried at each change; the others by night, as seven of eight that are not."""
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # what is told has a test of its own
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # several add up in another order
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore"),  # what is told has a test of its own
+]
 
 
 def test_every_case_is_recorded_and_nothing_else():

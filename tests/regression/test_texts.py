@@ -7,19 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.regression.texts import FILE, TEXTS, text_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 RECORDS = json.loads(Path(FILE).read_text(encoding="utf-8"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_every_situation_is_recorded_and_says_something():

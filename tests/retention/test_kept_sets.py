@@ -380,6 +380,21 @@ def test_inputs_that_the_model_cannot_be_called_with_are_refused_in_words():
     assert not guard.kept
 
 
+def test_a_lack_of_memory_is_told_as_one():
+    class Full(nn.Module):
+        def forward(self, x):
+            raise torch.OutOfMemoryError("no room")
+
+    model = net()
+    guard = guarded(model)
+    guard.keep([batch(0)])
+    model.append(Full())
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        guard.retention()
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        guard.keep([batch(0)], "more")
+
+
 @pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli"])
 def test_what_is_no_classifier_is_not_kept_as_one(likelihood):
     guard = anchorhold.Guard(net(), anchorhold.Fisher(likelihood=likelihood))

@@ -8,20 +8,12 @@ import anchorhold
 from tests.data.written_by_0_1_0 import make
 from tests.written_before.numbers import FILES, assert_same, recorded
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:A task has been going on for",
-    "ignore:.*is too much for",
-)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:A task has been going on for", "ignore:.*is too much for"),
+]
 SIXTEEN = {"rotated16", "kronecker16", "SI-bfloat16", "SI-float32-end"}
 """The states that are rounded, whose numbers are not those of double precision."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_there_is_a_file_of_every_case():

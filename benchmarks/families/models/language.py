@@ -103,32 +103,22 @@ def mlp() -> nn.Module:
 @language.add("Transformer encoder")
 def encoder() -> Case:
     """torch's own, with a padding mask, a class for every sequence."""
-
-    class Encoder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Embedding(WORDS, 8, padding_idx=0), nn.Linear(8, 3)
-            layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-            self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            padding = tokens == 0
-            h = self.body(self.embed(tokens), src_key_padding_mask=padding)
-            return self.head((h * ~padding[..., None]).sum(1))
-
-    tokens = torch.randint(1, WORDS, (5, 5)) * (torch.arange(5) < torch.tensor([5, 3, 4, 2, 5])[:, None])
-    return Case(Encoder(), tokens, labels())
+    return padded_encoder(nested=False)
 
 
 @language.add("Transformer encoder, nested tensors")
 def nested() -> Case:
     """torch's own as it comes, which turns padded batches into nested tensors in eval mode."""
+    return padded_encoder(nested=True)
 
+
+def padded_encoder(*, nested: bool) -> Case:
     class Encoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.embed, self.head = nn.Embedding(WORDS, 8, padding_idx=0), nn.Linear(8, 3)
-            self.body = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+            layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested)
 
         def forward(self, tokens: Tensor) -> Tensor:
             padding = tokens == 0

@@ -1,5 +1,6 @@
 """Read the batches that users give, and call a model with them."""
 
+import contextlib
 import inspect
 import itertools
 import textwrap
@@ -13,7 +14,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import Dataset
 
-from anchorhold.errors import BatchError
+from anchorhold.errors import AnchorholdError, BatchError
 
 Forward = Callable[[nn.Module, Any], Tensor]
 """How a model is called: ``forward(model, inputs)`` returns outputs of shape ``[N, ..., C]``."""
@@ -175,6 +176,23 @@ def call_model(model: nn.Module, inputs: Any) -> Tensor:
             "Give forward=lambda model, inputs: ... that returns the tensor to measure."
         )
     return outputs
+
+
+@contextlib.contextmanager
+def explain_failed_call(message: Callable[[str], str]) -> Iterator[None]:
+    """Raise BatchError where a call of the user's model fails.
+
+    The library's own errors, and a lack of memory, which other inputs would not mend, stay as they are.
+
+    Args:
+        message: makes the error's text of what the model raised, in words.
+    """
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
+        if isinstance(error, AnchorholdError | torch.OutOfMemoryError):
+            raise
+        raise BatchError(message(f"{type(error).__name__}: {error}")) from error
 
 
 def _explain_call(model: nn.Module, in_order: list[Any], by_name: Mapping[str, Any], error: TypeError) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from anchorhold.errors import AnchorholdError, ConfigurationError, DataError, wa
 from anchorhold.evaluation.documents import Document, Texts, read_documents
 from anchorhold.evaluation.folders import Loading, check_folder, load_model, load_tokenizer
 from anchorhold.evaluation.report import Forgotten, Part, Row, column, mean_row, row_of
-from anchorhold.evaluation.scores import Reader, losses_alone, sums_together
+from anchorhold.evaluation.scores import KeptLogits, Reader, losses_alone, sums_together
 from anchorhold.evaluation.windows import Encoded, encode, same_tokens
 from anchorhold.own_text.beginnings import Beginnings
 from anchorhold.own_text.first_look import context_of, refuse_looking_ahead, vocabulary_of
@@ -52,8 +52,8 @@ def forgetting(
     *,
     data: Texts | None = None,
     own_text: "OwnText | str | os.PathLike[str] | bool | None" = None,
-    pieces: int = PIECES,
-    length: int = LENGTH,
+    pieces: int | None = None,
+    length: int | None = None,
     new: Texts | None = None,
     tokenizer: Any = None,
     separator: str | None = None,
@@ -82,8 +82,8 @@ def forgetting(
             which completions and last answers alone are scored. A key ``kind`` names the kind of a row.
         own_text: text that the model before wrote: ``True`` to have it written now, a folder to keep it in or that it
             lies in, or an :class:`~anchorhold.OwnText`. By default it is written where no other text is given.
-        pieces: how many pieces are written.
-        length: tokens of a piece at most.
+        pieces: how many pieces are written, 64 by default. Own text that is there already has to have as many.
+        length: tokens of a piece at most, 128 by default.
         new: files or folders of what was to be learned, read as ``text`` is.
         tokenizer: of modules, and of folders that have none.
         separator: what stands between the documents of a text file; by default a file is one document.
@@ -100,56 +100,112 @@ def forgetting(
     of the report, whose notes say why, unless all fail. Raise ForgettingInterrupted, a KeyboardInterrupt with the
     ``report`` so far, on Ctrl-C.
     """
-    labels = _labelled(before, after)
-    asked = _Asked(
-        text=[
-            *read_documents(text, option="text", separator=separator),
-            *read_documents(data, option="data", rows=True),
-        ],
-        new=read_documents(new, option="new", separator=separator),
-        context=None if context is None else whole_number("context", context, "a whole number, 2 or more", least=2),
-        start=start,
-        progress=progress or _no_progress,
-    )
-    pieces = whole_number("pieces", pieces, "a whole number of at least 1", least=1)
-    length = whole_number("length", length, "a whole number of at least 1", least=1)
+    (name, _), *later = _labelled(before, after)
+    asked = asked_for(
+        text, data=data, own_text=own_text, pieces=pieces, length=length, new=new, tokenizer=tokenizer,
+        separator=separator, context=context, start=start, base=base, device=device, dtype=dtype, progress=progress,
+    )  # fmt: skip
+    with comparison(name, before, asked, several=len(later) > 1) as compared:
+        return compared.with_models(later)
+
+
+@dataclass
+class Asked:
+    """What is to be measured, and how, as :func:`forgetting` takes it."""
+
+    text: list[Document]
+    new: list[Document]
+    own_text: "OwnText | str | os.PathLike[str] | bool"
+    pieces: int | None
+    length: int | None
+    tokenizer: Any
+    context: int | None
+    start: int | None
+    loading: Loading
+    progress: Progress
+
+
+def asked_for(
+    text: Texts | None,
+    *,
+    data: Texts | None = None,
+    own_text: "OwnText | str | os.PathLike[str] | bool | None" = None,
+    pieces: int | None = None,
+    length: int | None = None,
+    new: Texts | None = None,
+    tokenizer: Any = None,
+    separator: str | None = None,
+    context: int | None = None,
+    start: int | None = None,
+    base: str | os.PathLike[str] | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> Asked:
+    """Return what :func:`forgetting` was asked for, read and checked. Raise what that raises of it."""
+    documents = [
+        *read_documents(text, option="text", separator=separator),
+        *read_documents(data, option="data", rows=True),
+    ]
+    learned = read_documents(new, option="new", separator=separator)
+    context = None if context is None else whole_number("context", context, "a whole number, 2 or more", least=2)
+    for name, given in (("pieces", pieces), ("length", length)):
+        if given is not None:
+            whole_number(name, given, "a whole number of at least 1", least=1)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConfigurationError(f"dtype={dtype!r}: expected a floating-point type, such as torch.bfloat16.")
     loading = Loading(_device(device), dtype, base)
-    if own_text is None:
-        own_text = not asked.text
-    if own_text is False and not asked.text:
+    own_text = not documents if own_text is None else own_text
+    if own_text is False and not documents:
         raise ConfigurationError("Nothing to measure on: own_text=False, and neither text nor data. Give one of them.")
-    first = _Opened("before", labels[0][0], before, loading, None, tokenizer)
-    with first.evaluated():
-        reader = first.reader(start)
-        own = _own_documents(own_text, first, reader, asked, pieces, length)
-        report = _Report(reader, asked, own)
+    return Asked(
+        documents, learned, own_text, pieces, length, tokenizer, context, start, loading, progress or _no_progress
+    )
+
+
+@contextlib.contextmanager
+def comparison(name: str, before: Given, asked: Asked, *, several: bool) -> Iterator["Comparison"]:
+    """Load the model before, and read the text, for models after that are compared with it while this lasts.
+
+    Args:
+        name: what the model before is called.
+        before: the model.
+        asked: on what models are compared.
+        several: whether there are several models after, for which the model before reads the text once.
+    """
+    opened = _Opened("before", name, before, asked.loading, None, asked.tokenizer)
+    with opened.evaluated():
+        reader = opened.reader(asked.start)
+        if several:
+            reader = replace(reader, kept=KeptLogits.beside(reader.model, reader.writer.device))
+        own = _own_documents(opened, reader, asked)
+        yield Comparison(opened.path, _ReadText(reader, asked, own))
+
+
+class Comparison:
+    """A model before that is in memory, with the text on which models after are compared with it."""
+
+    def __init__(self, path: Path | None, text: "_ReadText") -> None:
+        self._path = path
+        self._text = text
+
+    def with_models(self, after: "Sequence[tuple[str, Given]]") -> Forgotten:
+        """Return the report of some models with their names, of which one at a time is in memory."""
+        before, asked, report = self._text.before, self._text.asked, _Report(self._text)
+        names = tuple(name for name, _ in after)
         try:
-            for name, model in labels[1:]:
-                # One model after is in memory at a time.
+            for name, model in after:
                 try:
-                    opened = _Opened("after", name, model, loading, first.path, reader.tokenizer)
+                    opened = _Opened("after", name, model, asked.loading, self._path, before.tokenizer)
                     with opened.evaluated():
-                        report.add(opened.reader(start))
+                        report.add(opened.reader(asked.start))
                     del opened
                 except AnchorholdError as error:
                     # One checkpoint that has diverged does not cost what was measured of the others.
                     report.leave_out(name, error)
         except KeyboardInterrupt as interruption:
-            raise ForgettingInterrupted(report.made(labels, interrupted=True)) from interruption
-    return report.made(labels, interrupted=False)
-
-
-@dataclass
-class _Asked:
-    """What is to be measured, and how."""
-
-    text: list[Document]
-    new: list[Document]
-    context: int | None
-    start: int | None
-    progress: Progress
+            raise ForgettingInterrupted(report.made(names, interrupted=True)) from interruption
+        return report.made(names, interrupted=False)
 
 
 class _Opened:
@@ -193,32 +249,41 @@ class _Own:
     documents: list[Document] = field(default_factory=list)
 
 
-class _Report:
-    """Scores one model after another, and gathers rows."""
+class _ReadText:
+    """The documents as the model before reads them."""
 
-    def __init__(self, before: Reader, asked: _Asked, own: _Own) -> None:
-        self._before = before
-        self._asked = asked
-        self._own = own
-        self._rows: list[Row] = []
-        self._notes: list[str] = []
-        self._contexts: dict[str, int] = {}
-        self._errors: dict[str, AnchorholdError] = {}
-        self._start = _start_of(before, asked)
+    def __init__(self, before: Reader, asked: Asked, own: _Own) -> None:
+        self.before = before
+        self.asked = asked
+        self.own = own
+        self.notes: list[str] = []
+        self.start = _start_of(before, asked)
         documents = [*asked.text, *asked.new]
         if documents and before.tokenizer is None:
             raise ConfigurationError(
                 f"There is no tokenizer of {before.name}, and text is given. Copy the tokenizer's files "
                 "into its folder, or give tokenizer=."
             )
-        self._encoded = encode(documents, before.tokenizer, self._start, before.vocabulary)
+        self.encoded = encode(documents, before.tokenizer, self.start, before.vocabulary)
         unknown = getattr(before.tokenizer, "unk_token_id", None)
-        found = sum(int((each.tokens == unknown).sum()) for each in self._encoded) if unknown is not None else 0
-        if found and unknown != self._start:
-            self._notes.append(
+        found = sum(int((each.tokens == unknown).sum()) for each in self.encoded) if unknown is not None else 0
+        if found and unknown != self.start:
+            self.notes.append(
                 f"{found:,} tokens of the text are unknown to the tokenizer of {before.name}, so its bits a byte are "
                 "too few."
             )
+
+
+class _Report:
+    """Scores one model after another, and gathers rows."""
+
+    def __init__(self, text: _ReadText) -> None:
+        self._before, self._asked, self._own = text.before, text.asked, text.own
+        self._start, self._encoded = text.start, text.encoded
+        self._rows: list[Row] = []
+        self._notes = list(text.notes)
+        self._contexts: dict[str, int] = {}
+        self._errors: dict[str, AnchorholdError] = {}
 
     def add(self, after: Reader) -> None:
         """Score a model after, kind by kind."""
@@ -325,9 +390,8 @@ class _Report:
         self._errors[name] = error
         self._notes.append(f"{name} was not measured whole. {error}")
 
-    def made(self, labels: Sequence[tuple[str, Given]], *, interrupted: bool) -> Forgotten:
-        """Return the report of what was measured so far; raise the first model's error if all failed."""
-        names = tuple(name for name, _ in labels[1:])
+    def made(self, names: tuple[str, ...], *, interrupted: bool) -> Forgotten:
+        """Return the report of what was measured so far of models; raise the first one's error if all failed."""
         if len(self._errors) == len(names):
             raise next(iter(self._errors.values()))
         parameter = next(self._before.model.parameters(), None)
@@ -348,7 +412,7 @@ class _Report:
             measured = ", ".join(dict.fromkeys(f"{row.model}: {row.kind}" for row in self._rows)) or "nothing"
             notes.append(f"Interrupted. Measured were {measured}; the rest is missing.")
         complete = not interrupted and not self._errors
-        return Forgotten(labels[0][0], names, tuple(self._rows), settings, tuple(notes), complete)
+        return Forgotten(self._before.name, names, tuple(self._rows), settings, tuple(notes), complete)
 
 
 def _labelled(before: Given, after: "Given | Sequence[Given] | Mapping[str, Given]") -> list[tuple[str, Given]]:
@@ -389,15 +453,9 @@ def _labelled(before: Given, after: "Given | Sequence[Given] | Mapping[str, Give
     return [(name, model) for name, (_, model) in zip(names, given, strict=True)]
 
 
-def _own_documents(
-    given: "OwnText | str | os.PathLike[str] | bool",
-    opened: _Opened,
-    reader: Reader,
-    asked: _Asked,
-    pieces: int,
-    length: int,
-) -> _Own:
+def _own_documents(opened: _Opened, reader: Reader, asked: Asked) -> _Own:
     """Return the old model's own text, read from a folder or written now."""
+    given = asked.own_text
     if given is False:
         return _Own()
     is_given = isinstance(given, OwnText)
@@ -408,13 +466,15 @@ def _own_documents(
     else:
         if not isinstance(given, bool):
             _refuse_other_files(Path(given))
-        if reader.context is not None:
-            length = min(length, reader.context - 1)
+        length = asked.length or LENGTH
+        length = length if reader.context is None else min(length, reader.context - 1)
         text = write_text(
-            opened.model, pieces, length, tokenizer=reader.tokenizer, start=asked.start,
+            opened.model, asked.pieces or PIECES, length, tokenizer=reader.tokenizer, start=asked.start,
             store=None if isinstance(given, bool) else given,
             progress=lambda done, wanted: asked.progress(f"{reader.name} writes", done, wanted),
         )  # fmt: skip
+    where = "The own text" if isinstance(given, OwnText | bool) else f"The own text in {str(given)!r}"
+    _refuse_other_sizes(text, where, asked)
     own = _Own()
     for piece in text.pieces:
         place = f"own text, piece {piece.number}"
@@ -434,12 +494,26 @@ def _own_documents(
         if written:
             own.documents.append(Document(OWN, place, written))
     if is_given:
-        where = "The own text" if isinstance(given, OwnText) else f"The own text in {str(given)!r}"
         instead = f"Give the folder of what {reader.name} wrote, or another folder to write it to."
         refuse_text_of_another(text, as_writer(opened.model, None, cache=False), where, instead)
     if not own.encoded:
         raise DataError("The own text has no pieces. Give another folder, or leave it out to have some written.")
     return own
+
+
+def _refuse_other_sizes(text: OwnText, where: str, asked: Asked) -> None:
+    """Refuse own text with fewer or more pieces than were asked for, or with longer ones."""
+    count, longest = len(text), max((len(piece.written) for piece in text.pieces), default=0)
+    if asked.pieces is not None and count != asked.pieces:
+        raise ConfigurationError(
+            f"{where} has {count} pieces, and pieces={asked.pieces}, --pieces in a shell. Leave pieces out to measure "
+            f"on the {count}, or give a new folder, to which {asked.pieces} are written."
+        )
+    if asked.length is not None and longest > asked.length:
+        raise ConfigurationError(
+            f"{where} has pieces of {longest} tokens, and length={asked.length}, --length in a shell. Leave length out "
+            "to measure on those, or give a new folder, to which shorter ones are written."
+        )
 
 
 def _refuse_other_files(folder: Path) -> None:
@@ -455,7 +529,7 @@ def _refuse_other_files(folder: Path) -> None:
         )
 
 
-def _start_of(reader: Reader, asked: _Asked) -> int | None:
+def _start_of(reader: Reader, asked: Asked) -> int | None:
     """Return the token in front of a text: that of a beginning, or the end that separated texts in training."""
     try:
         (start,) = Beginnings(reader.writer, reader.vocabulary, reader.tokenizer).start(asked.start)

@@ -19,14 +19,54 @@ from anchorhold.errors import ModelError, NotFiniteError
 from anchorhold.evaluation.windows import Encoded, Window, batches_of, windows_of
 from anchorhold.own_text.model_reader import Writer
 from anchorhold.tensors.divergence import divergences
+from anchorhold.tensors.storage import free_memory
 
 _CPU_BYTES = 1 << 30
 _GPU_SHARE = 0.25
 """Of the memory that is free, for the logits of a batch."""
+_KEPT_SHARE = 0.25
+"""Of the memory that is free beside two models, for logits that are asked for again."""
 _COPIES = 3
 """Of the logits of a position that exist at once, in 4 bytes."""
 _ROWS = 512
 """Positions whose probabilities are computed at once."""
+
+
+class KeptLogits:
+    """The logits that a model gave, by the tokens that it read: it reads them once for several models after.
+
+    Args:
+        room: the bytes that they may take. What has no room is read again.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._of: dict[tuple[bytes, int], Tensor] = {}
+
+    @classmethod
+    def beside(cls, model: nn.Module, device: torch.device) -> "KeptLogits":
+        """Return what has room beside a model and another of its size."""
+        free, own = free_memory(device), sum(each.nbytes for each in model.parameters())
+        return cls(_CPU_BYTES if free is None else int(_KEPT_SHARE * max(0, free - own)))
+
+    def find(self, batch: Sequence[Window]) -> Tensor | None:
+        """Return the logits of a batch's positions that count, if those of every window are there."""
+        found = [self._of.get(_content(window)) for window in batch]
+        kept = [each for each in found if each is not None]
+        return torch.cat(kept) if len(kept) == len(batch) else None
+
+    def add(self, batch: Sequence[Window], logits: Tensor) -> None:
+        """Keep the logits of a batch, if they have room."""
+        if logits.nbytes > self._room:
+            return
+        self._room -= logits.nbytes
+        counts = [len(window.inputs) - window.skipped for window in batch]
+        self._of.update(zip(map(_content, batch), logits.split(counts), strict=True))
+
+
+def _content(window: Window) -> tuple[bytes, int]:
+    """Return what the logits of a window follow from: the tokens that are read, and how many do not count."""
+    return window.inputs.numpy().tobytes(), window.skipped
 
 
 @dataclass(frozen=True)
@@ -39,6 +79,7 @@ class Reader:
         tokenizer: of its texts, or ``None``.
         vocabulary: how many tokens its logits are over.
         context: the longest text that it says it can read.
+        kept: where its logits are kept, if they are asked for again.
     """
 
     name: str
@@ -46,6 +87,7 @@ class Reader:
     tokenizer: Any
     vocabulary: int
     context: int | None
+    kept: KeptLogits | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -158,6 +200,9 @@ def _positions(readers: Sequence[Reader]) -> int:
 
 def _logits(reader: Reader, batch: Sequence[Window], documents: Sequence[Encoded], counted: Tensor) -> Tensor:
     """Return the logits of the positions that count, one after another."""
+    known = None if reader.kept is None else reader.kept.find(batch)
+    if known is not None:
+        return known
     # Padding stands on the right, where no token before it sees it: the models read from left to right.
     tokens = pad_sequence([window.inputs for window in batch], batch_first=True).to(reader.writer.device)
     try:
@@ -170,7 +215,10 @@ def _logits(reader: Reader, batch: Sequence[Window], documents: Sequence[Encoded
             f"{reader.name} failed to read {tokens.shape[1]} tokens of {place} ({type(error).__name__}: {error}). If "
             "that is more than the model was made for, give a smaller context=, --context in a shell."
         ) from error
-    return logits[counted.to(logits.device)]
+    found = logits[counted.to(logits.device)]
+    if reader.kept is not None:
+        reader.kept.add(batch, found)
+    return found
 
 
 def _losses(logits: Tensor, targets: Tensor) -> Tensor:

@@ -10,13 +10,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from anchorhold.errors import ConfigurationError
 from anchorhold.evaluation.documents import Texts
 from anchorhold.evaluation.folders import check_folder
-from anchorhold.evaluation.measure_forgetting import Progress, forgetting
+from anchorhold.evaluation.measure_forgetting import Comparison, Progress, asked_for, comparison
 from anchorhold.merging.tensor_files import as_path, refuse_existing
 from anchorhold.own_text.written_text import OwnText
 from anchorhold.settings import number, whole_number
@@ -104,23 +105,23 @@ def merge_until_kl(
     """
     limit = float(number("until_kl", kl, "a number of nats a token above 0", lambda value: value > 0))
     tries = whole_number("tries", tries, "a whole number of at least 2", least=2)
-    check_folder(before, "before")
+    path = check_folder(before, "before")
     check_folder(after, "after")
     target = as_path(out)
     refuse_existing(target)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as aside:
+    own_text = False if text is not None or data is not None else own_text
+    asked = asked_for(text, data=data, own_text=own_text, progress=progress, **how)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as aside, ExitStack() as opened:
         kept = Path(aside)
-        if text is not None or data is not None:
-            own_text = False
-        elif own_text is None:
-            own_text = kept / "own-text"  # written for the first share, and read for the others
+        compared: Comparison | None = None
 
         def kl_at(share: float) -> float:
+            nonlocal compared
             folder = kept / f"{share:.4f}"
             write(share, folder)
-            report = forgetting(
-                before, {f"share {share:.4g}": folder}, text, data=data, own_text=own_text, progress=progress, **how
-            )
+            if compared is None:  # once what cannot be merged has been refused
+                compared = opened.enter_context(comparison(path.resolve().name, path, asked, several=True))
+            report = compared.with_models([(f"share {share:.4g}", folder)])
             found = report.row().kl
             if found is None:
                 raise ConfigurationError(

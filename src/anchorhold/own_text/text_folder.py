@@ -7,7 +7,7 @@ written side by side, named after the first of them. Files are whole or absent (
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,13 +115,7 @@ class TextFolder:
 
     def add(self, pieces: list[Piece]) -> None:
         """Write some pieces to a file of their own."""
-        tensors = {
-            "numbers": torch.tensor([piece.number for piece in pieces]),
-            "begun": torch.tensor([piece.begun for piece in pieces]),
-            "lengths": torch.tensor([len(piece.tokens) for piece in pieces]),
-            "tokens": torch.cat([piece.tokens for piece in pieces]).int(),
-            "log_probabilities": torch.cat([piece.log_probabilities for piece in pieces]),
-        }
+        tensors = tensors_of(pieces)
         if pieces[0].top_tokens is not None:
             tensors["top_tokens"] = torch.cat([_kept(piece.top_tokens) for piece in pieces]).int()
             tensors["top_log_probabilities"] = torch.cat([_kept(piece.top_log_probabilities) for piece in pieces])
@@ -136,6 +130,34 @@ class TextFolder:
                 f"{str(self.path)!r} cannot be written to ({error}). What was there is still there; free some space, "
                 "or name another folder."
             ) from error
+
+
+def tensors_of(pieces: Sequence[Piece]) -> dict[str, Tensor]:
+    """Return pieces as tensors for a file, without the most probable tokens in the place of each."""
+    return {
+        "numbers": torch.tensor([piece.number for piece in pieces]),
+        "begun": torch.tensor([piece.begun for piece in pieces]),
+        "lengths": torch.tensor([len(piece.tokens) for piece in pieces]),
+        "tokens": torch.cat([piece.tokens for piece in pieces]).int(),
+        "log_probabilities": torch.cat([piece.log_probabilities for piece in pieces]),
+    }
+
+
+def pieces_of(tensors: Mapping[str, Tensor]) -> list[Piece]:
+    """Return the pieces of a file's tensors. Raise ValueError if these do not fit each other."""
+    numbers, begun, lengths = (tensors[name].tolist() for name in ("numbers", "begun", "lengths"))
+    counts = [length - own for length, own in zip(lengths, begun, strict=True)]
+    if sum(lengths) != len(tensors["tokens"]) or sum(counts) != len(tensors["log_probabilities"]) or min(counts) < 1:
+        raise ValueError("its lengths do not fit its tokens")
+    tokens = tensors["tokens"].long().split(lengths)
+    kept = [tensors["log_probabilities"].split(counts)]
+    kept += [tensors[name].split(counts) for name in ("top_tokens", "top_log_probabilities") if name in tensors]
+    if len(kept) > 1:
+        kept[1] = [own.long() for own in kept[1]]
+    return [
+        Piece(number, own, first, *more)
+        for number, own, first, *more in zip(numbers, tokens, begun, *kept, strict=True)
+    ]
 
 
 def read_folder(path: str | os.PathLike[str]) -> tuple[list[Piece], Kind]:
@@ -231,19 +253,10 @@ def _read_file(path: Path, digest: str) -> list[Piece]:
         raise _damaged(path, "it was written for another text")
     if set(tensors) not in (_NAMES, _NAMES | _TOP):
         raise _damaged(path, "it has other tensors")
-    numbers, begun, lengths = (tensors[name].tolist() for name in ("numbers", "begun", "lengths"))
-    counts = [length - own for length, own in zip(lengths, begun, strict=True)]
-    if sum(lengths) != len(tensors["tokens"]) or sum(counts) != len(tensors["log_probabilities"]) or min(counts) < 1:
-        raise _damaged(path, "its lengths do not fit its tokens")
-    tokens = tensors["tokens"].long().split(lengths)
-    kept = [tensors["log_probabilities"].split(counts)]
-    kept += [tensors[name].split(counts) for name in ("top_tokens", "top_log_probabilities") if name in tensors]
-    if len(kept) > 1:
-        kept[1] = [own.long() for own in kept[1]]
-    return [
-        Piece(number, own, first, *more)
-        for number, own, first, *more in zip(numbers, tokens, begun, *kept, strict=True)
-    ]
+    try:
+        return pieces_of(tensors)
+    except ValueError as error:
+        raise _damaged(path, str(error)) from error
 
 
 def _damaged(path: Path, why: str) -> DamagedError:

@@ -17,7 +17,8 @@ from anchorhold.guard import Guard
 from anchorhold.holds import Distillation
 from anchorhold.holds.of_batches.old_model import OldModel
 from anchorhold.measures import Measure
-from anchorhold.own_text import Kind, OwnText, Piece
+from anchorhold.own_text import Kind, OwnText
+from anchorhold.own_text.text_folder import pieces_of, tensors_of
 from anchorhold.protection.planning import Plan, in_seconds
 from anchorhold.protection.samples import MOST_ASIDE, Samples
 from anchorhold.protection.settings import Protection
@@ -233,13 +234,7 @@ def write_protection(guard: ProtectedGuard, path: Path) -> None:
     text = guard.samples.text
     if text is not None:
         about["text"] = {"ends": list(text.kind.ends), "padding": text.kind.padding, "named": text.kind.named}
-        tensors |= {
-            "numbers": torch.tensor([piece.number for piece in text.pieces]),
-            "begun": torch.tensor([piece.begun for piece in text.pieces]),
-            "lengths": torch.tensor([len(piece.tokens) for piece in text.pieces]),
-            "tokens": torch.cat([piece.tokens for piece in text.pieces]).int(),
-            "log_probabilities": torch.cat([piece.log_probabilities for piece in text.pieces]),
-        }
+        tensors |= tensors_of(text.pieces)
     write_tensors(path, tensors, {_KEY: sealed(about, tensors)})
 
 
@@ -277,11 +272,7 @@ def read_protection(path: Path, tokenizer: Any = None) -> Saved:
     text = None
     if about["text"] is not None:
         kind = Kind(tuple(about["text"]["ends"]), about["text"]["padding"], about["text"]["named"])
-        numbers, begun, lengths = (tensors[name].tolist() for name in ("numbers", "begun", "lengths"))
-        tokens = tensors["tokens"].long().split(lengths)
-        counts = [length - first for length, first in zip(lengths, begun, strict=True)]
-        own = tensors["log_probabilities"].split(counts)
-        text = OwnText([Piece(*each) for each in zip(numbers, tokens, begun, own, strict=True)], kind, tokenizer)
+        text = OwnText(pieces_of(tensors), kind, tokenizer)
     plan = Plan(form_by_name(**about["form"]), ("as in the checkpoint",), within=None, memory=None, **about["plan"])
     return Saved(plan, about["seconds_taken"], text)
 

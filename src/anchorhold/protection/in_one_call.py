@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from anchorhold.engine.batches import Forward, call_model, check_batches
+from anchorhold.engine.batches import Forward, check_batches
 from anchorhold.engine.conventions import BatchReader
 from anchorhold.engine.conventions.huggingface import text_writer
-from anchorhold.engine.isolation import evaluation_mode
 from anchorhold.errors import AnchorholdWarning, BatchError, ConfigurationError, OrderError
 from anchorhold.guard import Guard
 from anchorhold.guard.distributed.ranks import is_one_of_several
 from anchorhold.guard.state import files as state_files
 from anchorhold.measures import Measure
+from anchorhold.own_text import OwnText
 from anchorhold.protection.guard import (
     ASIDE,
     GUARD_FILE,
@@ -44,7 +44,7 @@ from anchorhold.protection.language_models import (
 )
 from anchorhold.protection.planning import Plan, measure_for, plan_for, refuse_what_cannot_be_measured
 from anchorhold.protection.samples import ASIDE as PART_ASIDE
-from anchorhold.protection.samples import MEASURED_AT_ONCE, MOST_ASIDE, Samples, of_batches, of_own_text
+from anchorhold.protection.samples import MEASURED_AT_ONCE, MOST_ASIDE, Samples, of_batches, of_own_text, output_shape
 from anchorhold.protection.settings import Protection
 from anchorhold.tensors.sharding import is_sharded
 
@@ -215,6 +215,7 @@ def resume_protection(
     saved = read_protection(folder / PROTECTION_FILE, given if is_tokenizer(given) else None)
     if saved.text is not None:
         refuse_model(model)
+        _refuse_other_old_samples(saved.text, given, settings, folder)
         origin = f"{len(saved.text):,} pieces of own text"
         samples = of_own_text(saved.text, settings.measured, settings.batch_size, origin)
     else:
@@ -241,10 +242,29 @@ def resume_protection(
     return guard
 
 
+def _refuse_other_old_samples(saved: OwnText, given: Any, settings: Protection, folder: Path) -> None:
+    """Refuse old samples in the place of the own text that a checkpoint has, which goes on."""
+    old = given if given is not None and not is_tokenizer(given) else settings.old_data
+    if settings.text is not None:
+        text = OwnText.load(settings.text) if isinstance(settings.text, str | os.PathLike) else settings.text
+        is_same = isinstance(text, OwnText) and len(text) == len(saved)
+        is_same = is_same and all(map(torch.equal, _tokens(text), _tokens(saved)))
+        old = old if is_same else text
+    if old is not None:
+        raise ConfigurationError(
+            f"resume={str(folder)!r} and old samples of type {type(old).__name__}: the model was protected by "
+            f"{len(saved):,} pieces of own text, which the checkpoint has and which go on; others would not be used. "
+            "Give the tokenizer alone, protect(model, tokenizer, resume=folder), or protect anew, without resume=."
+        )
+
+
+def _tokens(text: OwnText) -> list[torch.Tensor]:
+    return [piece.tokens for piece in text.pieces]
+
+
 def _outputs(model: nn.Module, samples: Samples, forward: Forward | None) -> torch.Size | None:
     """Return the shape of the outputs of some samples, or ``None`` for a language model, which its labels tell of."""
     if text_writer(model) is not None:
         return None
     batch = BatchReader(next(model.parameters()).device, model).read(samples.measured[0])
-    with evaluation_mode(model, model.parameters()):
-        return (forward or call_model)(model, batch.inputs).shape
+    return output_shape(model, batch, forward)

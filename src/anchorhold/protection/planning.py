@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from anchorhold.guard.costs import Costs
 from anchorhold.measures import Fisher, Measure
 from anchorhold.measures import measure as measure_by_name
 from anchorhold.protection.settings import Protection
+from anchorhold.tensors.storage import free_memory
 from anchorhold.tensors.summaries import in_bytes
 
 PART_OF_FREE = 0.5
@@ -123,22 +123,6 @@ def measure_for(settings: Protection, outputs: torch.Size | None) -> Measure:
             "-1). For a regression make a guard: Guard(model, Fisher(likelihood='gaussian'), exchange_rate=1)."
         )
     return Fisher(labels="exact" if outputs[-1] <= FEW_CLASSES else "sampled", seed=settings.seed)
-
-
-def free_memory(device: torch.device) -> int | None:
-    """Return the bytes that are free on a device, or ``None`` where nothing tells."""
-    if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0] + cached)
-    if device.type != "cpu":
-        return None
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration, ValueError):
-        names = getattr(os, "sysconf_names", {})
-        known = {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= names.keys()
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if known else None
 
 
 def candidates(model: nn.Module, device: torch.device) -> list[Form]:

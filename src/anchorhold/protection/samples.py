@@ -7,12 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anchorhold.engine.batches import Batch, Forward, call_model, check_batches, describe_inputs, read_batch
+from anchorhold.engine.batches import (
+    Batch,
+    Forward,
+    call_model,
+    check_batches,
+    describe_inputs,
+    explain_failed_call,
+    read_batch,
+)
 from anchorhold.engine.conventions import BatchReader
 from anchorhold.engine.conventions.huggingface import text_writer, tokens_of
 from anchorhold.engine.isolation import evaluation_mode
 from anchorhold.engine.scores import IGNORED
-from anchorhold.errors import AnchorholdError, BatchError
+from anchorhold.errors import BatchError
 from anchorhold.own_text import OwnText
 
 ASIDE = 8
@@ -106,7 +114,7 @@ def scored_positions(model: nn.Module, batches: Sequence[Batch], forward: Forwar
             outputs = torch.empty(*tokens.shape, max(tokens_of(writer), default=2), device="meta")
         else:
             if shape is None:
-                shape = _shape(model, batch, forward)
+                shape = output_shape(model, batch, forward)
             outputs = torch.empty(batch.size, *shape[1:], device="meta")
         labels = batch.labels_for(outputs)
         positions = outputs.shape[:-1].numel()
@@ -122,18 +130,18 @@ def scored_positions(model: nn.Module, batches: Sequence[Batch], forward: Forwar
     return scored / samples, "sample" if scored == samples else "token"
 
 
-def _shape(model: nn.Module, batch: Batch, forward: Forward | None) -> torch.Size:
-    """Return the shape of the outputs of a batch, or say that the model cannot be called with it."""
-    try:
-        with evaluation_mode(model, model.parameters()):
-            return (forward or call_model)(model, batch.inputs).shape
-    except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
-        if isinstance(error, AnchorholdError | torch.OutOfMemoryError):
-            raise
-        raise BatchError(
-            f"The model failed on old data of {describe_inputs(batch.inputs)} ({type(error).__name__}: {error}). Give "
-            "batches as it takes them, or say how it is called: forward=lambda model, inputs: ..."
-        ) from error
+def output_shape(model: nn.Module, batch: Batch, forward: Forward | None) -> torch.Size:
+    """Return the shape of the outputs of a batch. Raise BatchError if the model cannot be called with it."""
+    with (
+        explain_failed_call(
+            lambda why: (
+                f"The model failed on old data of {describe_inputs(batch.inputs)} ({why}). Give batches as it takes "
+                "them, or say how it is called: forward=lambda model, inputs: ..."
+            )
+        ),
+        evaluation_mode(model, model.parameters()),
+    ):
+        return (forward or call_model)(model, batch.inputs).shape
 
 
 def _first(batches: Iterable[Any], most: int) -> Iterable[Batch]:

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from anchorhold.engine.batches import Batch, Forward, KeptInputs, call_model, check_batches, read_batch
+from anchorhold.engine.batches import (
+    Batch,
+    Forward,
+    KeptInputs,
+    call_model,
+    check_batches,
+    explain_failed_call,
+    read_batch,
+)
 from anchorhold.engine.conventions import BatchReader
 from anchorhold.engine.isolation import evaluation_mode
 from anchorhold.errors import AnchorholdError, BatchError, ConfigurationError, OrderError, Warned
@@ -145,15 +153,13 @@ class KeptSet:
 
     def _compared(self, model: nn.Module, reader: BatchReader, forward: Forward, chunk: Chunk) -> Sums:
         whose = f"the kept set {self.name!r}"
-        try:
+        with explain_failed_call(
+            lambda why: (
+                f"The model cannot be called with {whose} any more ({why}). It was kept with another model, or called "
+                "in another way: set guard.kept[name].forward, or guard.kept.drop(name)."
+            )
+        ):
             made = predictions(model, reader.read(chunk.batch), forward, whose, has_forward=self.forward is not None)
-        except AnchorholdError:
-            raise
-        except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
-            raise BatchError(
-                f"The model cannot be called with {whose} any more ({type(error).__name__}: {error}). It was kept with "
-                "another model, or called in another way: set guard.kept[name].forward, or guard.kept.drop(name)."
-            ) from error
         rows, classes = len(made.logits), chunk.log_p.shape[-1]
         expected = len(chunk.log_p) if chunk.places is None else int(chunk.places.max()) + 1
         if made.logits.shape[-1] != classes or rows < expected or (chunk.places is None and rows != expected):
@@ -292,15 +298,13 @@ def _split(batch: Batch, size: int) -> list[Batch]:
 
 def _made(model: nn.Module, batch: Batch, call: Forward, whose: str, *, has_forward: bool) -> Predictions:
     """Return what a model says of a batch; one that it cannot be called with is refused in words."""
-    try:
+    with explain_failed_call(
+        lambda why: (
+            f"The model failed on {whose} ({why}), so nothing was kept. Give inputs as it takes them, or say how it is "
+            "called: forward=lambda model, inputs: ..."
+        )
+    ):
         return predictions(model, batch, call, whose, has_forward=has_forward)
-    except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
-        if isinstance(error, AnchorholdError | torch.OutOfMemoryError):
-            raise
-        raise BatchError(
-            f"The model failed on {whose} ({type(error).__name__}: {error}), so nothing was kept. Give inputs as it "
-            "takes them, or say how it is called: forward=lambda model, inputs: ..."
-        ) from error
 
 
 def taken(inputs: Iterable[Any], samples: int) -> list[Batch]:

@@ -3,7 +3,9 @@
 By default it lies where they lie, no less precisely.
 """
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -126,3 +128,16 @@ def free_bytes(device: torch.device) -> int | None:
         return None
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return the bytes that are free on a device, a processor's too; ``None`` where nothing tells."""
+    if device.type != "cpu":
+        return free_bytes(device)
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        names = getattr(os, "sysconf_names", {})
+        known = {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= names.keys()
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if known else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorhold.retention.diagnosis import NEARLY
+from anchorhold_lab.analysis.repetitions import standard_error
 from studies.tolerance.at_scale import choosing
 from studies.tolerance.at_scale.trials import Setting, Study, Trial
 
@@ -120,7 +121,7 @@ def _with_error(values: Sequence[float], digits: int) -> str:
     mean = f"{statistics.mean(values):+.{digits}f}"
     if len(values) == 1:
         return mean  # one run has no error
-    return f"{mean} ± {statistics.stdev(values) / math.sqrt(len(values)):.{digits}f}"
+    return f"{mean} ± {standard_error(values):.{digits}f}"
 
 
 def verdict(setting: Setting, entries: Sequence[dict[str, Any]]) -> str:

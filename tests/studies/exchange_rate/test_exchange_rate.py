@@ -9,6 +9,7 @@ import torch
 from torch.testing import assert_close
 
 import anchorhold
+from anchorhold.guard.arguments.strengths import strength_of_rate
 from benchmarks.language import lines
 from benchmarks.language.corpus import Corpus, write
 from benchmarks.language.gpt import GPT
@@ -17,7 +18,6 @@ from studies.exchange_rate.__main__ import main
 from studies.exchange_rate.outcomes import Setting, Tried
 from studies.exchange_rate.settings import GRID, Base, Ladder, Run, ladders
 from studies.exchange_rate.training import Learner, climb, cost, learn_old
-from studies.pretrained.recipes import strength_of
 from studies.pretrained.report import read
 from tests.studies.pretrained.tiny import KINDS
 from tests.studies.pretrained.tiny import model as llama
@@ -39,7 +39,7 @@ def test_the_penalty_is_the_exchange_rate_times_the_nats_lost_per_token():
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 4, bias=False).double()
     given = torch.randn(2, TOKENS, 3, dtype=torch.float64)
-    strength = strength_of(KAPPA, TOKENS)
+    strength = strength_of_rate(KAPPA, TOKENS)
     guard = anchorhold.Guard(model, anchorhold.Fisher(labels="exact"), strength=strength, form="dense")
     guard.consolidate([given])
     before = model(given).detach()

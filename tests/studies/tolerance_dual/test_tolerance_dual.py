@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 import anchorhold
+from anchorhold.guard.arguments.strengths import strength_of_rate
 from anchorhold_lab.data import Images
 from studies.tolerance import digits
 from studies.tolerance_dual import __main__ as command
 from studies.tolerance_dual import outcomes, packing, toy, trials
-from studies.tolerance_dual.controllers import AIM, DualAscent, Follower, followers, unit_strength
+from studies.tolerance_dual.controllers import AIM, DualAscent, Follower, followers
 from studies.tolerance_dual.measurements import Following
 
 
@@ -31,7 +32,7 @@ def test_dual_ascent_is_the_formula_at_every_look():
 
 
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_at_the_unit_strength_the_penalty_is_the_kl_of_a_token(tokens):
+def test_at_the_exchange_rate_1_the_penalty_is_the_kl_of_a_token(tokens):
     """In float64, with the whole matrix and every label: what is left over is of third order in D."""
 
     class Each(nn.Module):
@@ -45,7 +46,8 @@ def test_at_the_unit_strength_the_penalty_is_the_kl_of_a_token(tokens):
     torch.manual_seed(0)
     model = Each().double()
     inputs = torch.randn(40, tokens, 3, dtype=torch.float64)
-    guard = anchorhold.Guard(model, anchorhold.Fisher(labels="exact"), form="dense", strength=unit_strength(tokens))
+    strength = strength_of_rate(1.0, tokens)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(labels="exact"), form="dense", strength=strength)
     guard.consolidate([inputs])
     before = copy.deepcopy(model)
     with torch.no_grad():
