@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from decimal import ROUND_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP, Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -130,18 +130,15 @@ def _of_json(document: Any) -> Iterator[str]:
 @cache
 def rounded(source: str, decimals: int) -> frozenset[str]:
     """Return all numbers of a source that are given to so many decimals or more, rounded to as many."""
-    found = set()
+    found, step = set(), Decimal(1).scaleb(-decimals)
     for written in values(source):
-        value = Decimal(written) if written not in ("inf", "nan") else Decimal(0)
+        value = Decimal(written)
         exponent = value.as_tuple().exponent
-        for one, places in ((value, exponent), (100 * value, exponent)):  # a share may be written in per cent
-            if (
-                isinstance(places, int)
-                and -places - 2 * (one is not value) >= decimals
-                and abs(one) < Decimal(10) ** 15
-            ):
-                steps = Decimal(1).scaleb(-decimals)
-                found |= {str(one.quantize(steps, mode)) for mode in (ROUND_HALF_UP, ROUND_HALF_EVEN)}
+        if not isinstance(exponent, int) or value >= 10**15:  # infinity and NaN
+            continue
+        for one, known in ((value, -exponent), (100 * value, -exponent - 2)):  # a share may be written in per cent
+            if known >= decimals:
+                found |= {str(one.quantize(step, mode)) for mode in (ROUND_HALF_UP, ROUND_HALF_EVEN)}
     return frozenset(found)
 
 
@@ -162,7 +159,7 @@ def _shortened(value: str, zeros: int) -> str:
 
 
 def usable(number: str, source: str, direct: Ledger | None) -> bool:
-    """Whether a page may take a number from a source: from another page only what that one has from data or a reason."""
+    """Whether a page may take a number from a source; from another page only what that has from data or a reason."""
     if direct is None or source not in direct:
         return stands_in(number, source)
     decimals = len(number.partition(".")[2])
@@ -193,8 +190,8 @@ def problems(page: str, text: str, ledger: Ledger) -> list[str]:
 def recorded(page: str, text: str, reasons: dict[str, Counter[str]], direct: Ledger) -> tuple[Entry, list[str]]:
     """Return where the numbers of a page are taken from, and those that stand nowhere.
 
-    What is linked to in the same paragraph comes before what is in the section, and that before what is on the page; of
-    several, the one that has most of the numbers. A row of a table that links to pages of results has its numbers there.
+    What is linked to in the same paragraph comes before what is in the section, and that before what is on the page;
+    of several, the one that has most of the numbers. A row of a table that links to pages of results has them there.
     """
     left, entry = numbers(text), Entry()
     for reason, listed in reasons.items():
