@@ -12,6 +12,7 @@ LEDGER = read(check_numbers.LEDGER.read_text(encoding="utf-8"))
 PAGES = check_numbers.pages()
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("page", PAGES)
 def test_its_numbers_are_those_of_its_data(page):
     """``python scripts/check_numbers.py --record`` looks up what is new."""
@@ -24,7 +25,7 @@ def test_a_changed_digit_is_found():
     for page in PAGES:
         text = text_of(page)
         for number in numbers(text):
-            if len(number.replace(".", "").strip("0")) < 3:
+            if len(number.replace(".", "").strip("0")) < 3 or draw.random() > 0.2:
                 continue
             at = draw.choice([at for at, digit in enumerate(number) if digit.isdigit()])
             other = draw.choice([digit for digit in "123456789" if digit != number[at]])
@@ -33,7 +34,7 @@ def test_a_changed_digit_is_found():
             new = changed if number in text else f"{int(changed):,}"
             tried += 1
             found += problems(page, text.replace(written, new), LEDGER) != []
-    assert tried > 1000
+    assert tried > 200
     assert found >= 0.95 * tried, (found, tried)
 
 

@@ -7,10 +7,18 @@ from studies.exchange_rate import report as exchange_rate
 from studies.pretrained.report import read
 
 MADE = pages()
+SLOW = {"merged-space", "tolerance-dual"}
 IN_CLAIMS_TEST = {"paper/claims", "paper/searches"}  # of tests/studies/benzing2020, which loads the runs once
 
 
-@pytest.mark.parametrize("name", sorted(MADE.keys() - IN_CLAIMS_TEST))
+@pytest.mark.daily
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.nightly) if name in SLOW else name
+        for name in sorted(MADE.keys() - IN_CLAIMS_TEST)
+    ],
+)
 def test_a_page_is_what_its_data_make(name):
     """``python scripts/result_pages.py`` writes the pages anew."""
     assert same((RESULTS / f"{name}.md").read_text(encoding="utf-8"), MADE[name]())
