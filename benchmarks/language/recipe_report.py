@@ -185,7 +185,8 @@ def _together(every: Sequence[Sequence[Looked]], recipes: Sequence[Recipe]) -> l
         return []
     lines = ["", "## All networks together, each with the tries of its own", "", *_header("networks")]
     for name in (first, *names):
-        looked, networks = [], []
+        looked: list[Looked] = []
+        networks: list[str] = []
         for here in every:
             looked += here
             networks += networks_of(here, names[0] if name == first else name, recipes)
