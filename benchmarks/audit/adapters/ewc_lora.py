@@ -28,7 +28,7 @@ CHECKOUT = Checkout(
 )
 with stubbed("timm"), importable(CHECKOUT.folder(), "methods", "models", "utils"), warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from methods.ewclora import FisherComputer
+    from methods.ewclora import FisherComputer  # type: ignore[import-not-found]
 
 PACKAGE = "EWC-LoRA"
 VERSION = CHECKOUT.version
@@ -65,7 +65,7 @@ class _Adapted(nn.Module):
         product = self.lora_new_B_k.weight @ self.lora_new_A_k.weight
         if register_hook:
             product.register_hook(self._keep)
-        return self.layer(inputs) + F.linear(inputs, product)
+        return F.linear(inputs, self.layer.weight + product, self.layer.bias)
 
     def _keep(self, gradient: Tensor) -> None:
         self.delta_w_k_new_grad = gradient

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import warnings
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
@@ -24,7 +25,7 @@ CHECKOUT = Checkout(
 )
 with importable(CHECKOUT.folder()), warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
     warnings.simplefilter("ignore")
-    from gliclass.training import EWC
+    from gliclass.training import EWC  # type: ignore[import-not-found]
 
 PACKAGE = "GLiClass"
 VERSION = CHECKOUT.version
@@ -84,7 +85,7 @@ def _collated(samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     return {"inputs": inputs, "labels": labels}
 
 
-def _of(**options: object):
+def _of(**options: object) -> Callable[[Problem, int], Found]:
     def measure(problem: Problem, batch: int) -> Found:
         model = _Answering(problem.network())
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

@@ -33,7 +33,7 @@ CHECKOUT = Checkout(
     "8edf2a65b04b6f1fb4be595bd6d9beb5eb6668bd495d3d8ae097de4e57f41227",
 )
 with stubbed("datasets", "transformers"), importable(CHECKOUT.folder()):
-    import compute_ewc_params as program
+    import compute_ewc_params as program  # type: ignore[import-not-found]
 
 PACKAGE = "LLM_EWC"
 VERSION = CHECKOUT.version
@@ -108,7 +108,7 @@ def _run(
             return _Tokens(images=problem.inputs[[int(found[1]) for found in asked if found]])
         return _Tokens(input_ids=torch.tensor([[0, int(text)] for text in texts]))  # a first token, as Gemma's has
 
-    questions = [
+    questions: list[dict[str, object]] = [
         {"subject": "digits", "question": f"image {at}", "choices": [""] * 4, "answer": int(label)}
         for at, label in enumerate(problem.labels)
     ]
@@ -124,7 +124,11 @@ def _run(
 
 @contextmanager
 def _in_place_of_names(
-    module: object, model: Callable, tokens: Callable, questions: list[dict], classes: int
+    module: object,
+    model: Callable[..., _Model],
+    tokens: Callable[..., _Tokens],
+    questions: list[dict[str, object]],
+    classes: int,
 ) -> Iterator[None]:
     """Give the program what it would load by name, and as many answers as there are classes."""
     with (
@@ -141,7 +145,7 @@ def _in_place_of_names(
         yield
 
 
-def _staying(to: Callable) -> Callable:
+def _staying(to: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda tensor, *given, **named: tensor if given == ("cuda",) else to(tensor, *given, **named)
 
 
