@@ -1,4 +1,4 @@
-"""Make the pages of ``results/`` from the data beside them: ``python scripts/result_pages.py [--check] [NAME ...]``.
+"""Make the pages of ``results/`` from the data beside them: ``python -m scripts.result_pages [--check] [NAME ...]``.
 
 Nothing is measured. A page whose program has changed its words gets the new ones; its numbers are those of the data.
 """
@@ -167,7 +167,8 @@ def _of_recipes(name: str, known: tuple[recipes.Recipe, ...], flags: str) -> str
 
 def _language() -> str:
     kept = _read(RESULTS / "language.json")
-    settings = Settings(**{key: tuple(one) if isinstance(one, list) else one for key, one in kept["settings"].items()})
+    given: Data = {key: tuple(one) if isinstance(one, list) else one for key, one in kept["settings"].items()}
+    settings = Settings(**given)
     model = new_model(settings, Device(torch.device("cpu")), seed=0)
     weights = sum(parameter.numel() for parameter in model.parameters())
     return report.page(study.read(RESULTS / "language.jsonl"), settings, weights, _where(kept))
@@ -188,7 +189,7 @@ def _without_torch(page: str) -> str:
 
 def main() -> int:
     """Write the pages, or say which differ from what their data make."""
-    parser = argparse.ArgumentParser(prog="python scripts/result_pages.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m scripts.result_pages", description=__doc__)
     known = pages()
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these pages, by default all")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page differs")

@@ -20,7 +20,7 @@ IN_CLAIMS_TEST = {"paper/claims", "paper/searches"}  # of tests/studies/benzing2
     ],
 )
 def test_a_page_is_what_its_data_make(name):
-    """``python scripts/result_pages.py`` writes the pages anew."""
+    """``python -m scripts.result_pages`` writes the pages anew."""
     assert same((RESULTS / f"{name}.md").read_text(encoding="utf-8"), MADE[name]())
 
 
