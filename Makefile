@@ -50,9 +50,11 @@ bench: .venv/bench
 bench-gpu:
 	PYTHONPATH=src:lab/src $(PYTHON) -m benchmarks.gpu $(BENCH) $(if $(DATA),--data-dir "$(DATA)")
 
-# What other libraries compute; CapyMOA's needs Java. About twenty minutes.
+# What other libraries compute; CapyMOA's needs Java. About twenty minutes. CHECKOUTS is a folder with the code that is in no
+# package, which you have checked out; without it, what to check out is said.
+CHECKOUTS ?= build/audit
 audit: .venv/audit
-	OMP_NUM_THREADS=1 PYTHONWARNINGS=ignore $(BIN)/python -m benchmarks.audit
+	ANCHORHOLD_AUDIT_CHECKOUTS="$(CHECKOUTS)" OMP_NUM_THREADS=1 PYTHONWARNINGS=ignore $(BIN)/python -m benchmarks.audit
 
 # Kills, failing disks, damaged files, hostile command lines and servers. A C compiler is needed.
 SECONDS ?= 600

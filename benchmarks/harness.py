@@ -93,14 +93,18 @@ class Report:
 
     def show(self) -> None:
         """Print what :meth:`write` writes of it, with nothing but torch installed."""
-        print("\n".join([self.title, "", *self._tables(), *(f"- {note}" for note in self.notes)]))
+        document = self._document()
+        print("\n".join([self.title, "", *_tables(document), *(f"- {note}" for note in self.notes)]))
 
     def write(self, folder: Path) -> None:
-        """Write ``<name>.json`` and ``<name>.md``."""
+        """Write ``<name>.json``, and ``<name>.md``, which is made of it."""
         folder.mkdir(parents=True, exist_ok=True)
-        where = surroundings(self.name)
-        document = {
-            **where,
+        written = json.dumps({**surroundings(self.name), **self._document()}, indent=2, ensure_ascii=False) + "\n"
+        (folder / f"{self.name}.json").write_text(written)
+        (folder / f"{self.name}.md").write_text(page_of_report(json.loads(written)))
+
+    def _document(self) -> dict[str, Any]:
+        return {
             "title": self.title,
             "notes": self.notes,
             "seconds": {
@@ -108,35 +112,43 @@ class Report:
                 for case, times in self.seconds.items()
             },
             "ratios": [
-                {"name": r.name, "value": r.value, "target": r.target, "at_least": r.at_least, "met": r.met}
+                {
+                    "name": r.name, "value": r.value, "unit": r.unit, "target": r.target, "at_least": r.at_least,
+                    "met": r.met,
+                }
                 for r in self.ratios
             ],
-        }
-        (folder / f"{self.name}.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-        lines = [f"# {self.title}", "", *(f"- {key}: {value}" for key, value in where.items()), ""]
-        lines += [*(f"- {note}" for note in self.notes), ""]
-        lines += self._tables()
-        for heading, table in self.details.items():
-            lines += [f"## {heading}", "", *table, ""]
-        (folder / f"{self.name}.md").write_text("\n".join(lines))
+            "details": self.details,
+        }  # fmt: skip
 
-    def _time_cells(self) -> list[tuple[str, ...]]:
-        found = []
-        for case, times in self.seconds.items():
-            scale = self.scales.get(case, 1.0)
-            found.append((case, *(_seconds(t * scale) for t in (statistics.median(times), min(times), max(times)))))
-        return found
 
-    def _tables(self) -> list[str]:
-        """Return the ratios and the times, as lines of Markdown."""
-        lines: list[str] = []
-        if self.ratios:
-            lines += ["| ratio | measured | target | met |", "|---|---|---|---|"]
-            lines += [f"| {' | '.join(ratio.cells())} |" for ratio in self.ratios] + [""]
-        if self.seconds:
-            lines += ["| case | median time | fastest | slowest |", "|---|---|---|---|"]
-            lines += [f"| {' | '.join(cells)} |" for cells in self._time_cells()] + [""]
-        return lines
+def page_of_report(document: dict[str, Any]) -> str:
+    """Return the page of a report as it was read from its JSON."""
+    first = list(document).index("title")
+    lines = [f"# {document['title']}", "", *(f"- {key}: {document[key]}" for key in list(document)[:first]), ""]
+    lines += [*(f"- {note}" for note in document["notes"]), "", *_tables(document)]
+    for heading, table in document.get("details", {}).items():
+        lines += [f"## {heading}", "", *table, ""]
+    return "\n".join(lines)
+
+
+def _tables(document: dict[str, Any]) -> list[str]:
+    """Return the ratios and the times, as lines of Markdown."""
+    lines: list[str] = []
+    if document["ratios"]:
+        ratios = [
+            Ratio(r["name"], r["value"], r["target"], r["at_least"], r.get("unit", "")) for r in document["ratios"]
+        ]
+        lines += ["| ratio | measured | target | met |", "|---|---|---|---|"]
+        lines += [f"| {' | '.join(ratio.cells())} |" for ratio in ratios] + [""]
+    if document["seconds"]:
+        lines += ["| case | median time | fastest | slowest |", "|---|---|---|---|"]
+        for case, timed in document["seconds"].items():
+            times = [time * timed["scaled_by"] for time in timed["repetitions"]]
+            shown = (_seconds(time) for time in (statistics.median(times), min(times), max(times)))
+            lines.append(f"| {' | '.join((case, *shown))} |")
+        lines.append("")
+    return lines
 
 
 def surroundings(name: str) -> dict[str, str]:

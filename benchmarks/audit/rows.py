@@ -57,7 +57,9 @@ def library(name: str) -> Library | str:
         adapter = importlib.import_module(f"{adapters.__name__}.{name}")
     except ImportError as error:
         return f"{name}: not installed ({error})"
-    return Library(adapter.PACKAGE, metadata.version(adapter.PACKAGE), adapter.cases())
+    # What is run from a checkout has no version but its commit.
+    version = getattr(adapter, "VERSION", None) or metadata.version(adapter.PACKAGE)
+    return Library(adapter.PACKAGE, version, adapter.cases())
 
 
 def rows(problem: Problem, library: str, version: str, cases: Iterable[Case], batches: Iterable[int]) -> list[Row]:

@@ -1,19 +1,9 @@
-"""The audit's part on RWalk, whose public versions cannot all be installed.
+"""The audit's part on RWalk, whose public versions cannot all be installed; it needs no other library."""
 
-It needs no other library, so that it can be made by itself; it then takes its place in the audit that there is:
-
-    python -m benchmarks.audit.rwalk_section
-"""
-
-import argparse
-import json
-from pathlib import Path
-from typing import NamedTuple
-
-import torch
+from typing import Any, NamedTuple
 
 from benchmarks.audit.comparison import Agreement, compare
-from benchmarks.audit.problem import Problem, digits_problem
+from benchmarks.audit.problem import Problem
 from benchmarks.audit.rwalk_versions import VERSIONS, trained
 
 TITLE = "## Three public versions of RWalk"
@@ -54,45 +44,24 @@ def version_rows(problem: Problem) -> list[VersionRow]:
     ]
 
 
-def section(rows: list[VersionRow]) -> list[str]:
-    """Return them as lines of Markdown, under a title of their own."""
+def section(rows: list[dict[str, Any]]) -> list[str]:
+    """Return them, as plain values, as lines of Markdown, under a title of their own."""
     heads = ("version", *(f"batch {batch}" for batch in _BATCHES), "what it does differently")
     lines = [TITLE, "", _ABOUT, "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
-        cells = [f"{found.correlation:.2f}<br>×{found.scale:.2g}" for found in row.agreements.values()]
-        lines.append(f"| {' | '.join((row.version, *cells, row.differs))} |")
+        cells = [f"{row['correlation'][b]:.2f}<br>×{row['size'][b]:.2g}" for b in map(str, _BATCHES)]
+        lines.append(f"| {' | '.join((row['version'], *cells, row['differs']))} |")
     return lines
 
 
-def as_data(rows: list[VersionRow]) -> list[dict[str, object]]:
+def as_data(rows: list[VersionRow]) -> list[dict[str, Any]]:
     """Return them as plain values."""
     return [
         {
             "version": row.version,
-            "correlation": {batch: found.correlation for batch, found in row.agreements.items()},
-            "size": {batch: found.scale for batch, found in row.agreements.items()},
+            "correlation": {str(batch): found.correlation for batch, found in row.agreements.items()},
+            "size": {str(batch): found.scale for batch, found in row.agreements.items()},
             "differs": row.differs,
         }
         for row in rows
     ]
-
-
-def main() -> None:
-    """Put the section into the audit that there is, in the place of the one before."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.audit.rwalk_section", description=__doc__)
-    parser.add_argument(
-        "--results", type=Path, default=Path("results"), help="where the audit is (default: %(default)s)"
-    )
-    folder = parser.parse_args().results
-    torch.set_num_threads(1)
-    rows = version_rows(digits_problem())
-    page, data = folder / "audit.md", folder / "audit.json"
-    table, _, _ = page.read_text(encoding="utf-8").partition(TITLE)
-    document = {**json.loads(data.read_text(encoding="utf-8")), "rwalk_versions": as_data(rows)}
-    page.write_text("\n".join([table.rstrip(), "", *section(rows), ""]), encoding="utf-8")
-    data.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    print("\n".join(section(rows)))
-
-
-if __name__ == "__main__":
-    main()

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 from benchmarks.audit.rows import REPRODUCED, Row
 from benchmarks.audit.rwalk_section import VersionRow, as_data, section
@@ -37,67 +38,107 @@ NOTES = [
 ]
 
 
-def write(folder: Path, rows: list[Row], batches: list[int], versions: list[VersionRow]) -> None:
+def write(folder: Path, rows: list[Row], versions: list[VersionRow]) -> None:
     """Write ``audit.md`` and ``audit.json``."""
     where = {**surroundings("audit"), "command": "make audit", "versions": _versions(rows)}
-    document = {
-        **where,
-        "title": TITLE,
-        "notes": NOTES,
-        "rows": [
-            {
-                "library": row.library,
-                "version": row.version,
-                "method": row.method,
-                "against": row.against,
-                "correlation": {b: _number(a.correlation) for b, a in row.agreements.items()},
-                "size": {b: _number(a.scale) for b, a in row.agreements.items()},
-                "why": row.why,
-                "reproduced_to": row.reproduced,
-            }
-            for row in rows
-        ],
-        "rwalk_versions": as_data(versions),
-    }
+    document = {**where, "title": TITLE, "notes": NOTES, "rows": _as_data(rows), "rwalk_versions": as_data(versions)}
+    write_document(folder, document)
+
+
+def add(folder: Path, rows: list[Row]) -> None:
+    """Put rows into the audit that there is: they take the place of their libraries' rows, the others stay."""
+    document = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+    new = {row.library for row in rows}
+    kept = [row for row in document["rows"] if row["library"] not in new]
+    where = surroundings("audit")
+    before = [one for one in document.get("added", []) if not new & set(one["libraries"])]
+    added = {"libraries": sorted(new), "date": where["date"], "versions": _versions(rows), "cpu": where["cpu"]}
+    document |= {"notes": NOTES, "rows": ordered(kept + _as_data(rows)), "added": [*before, added]}
+    write_document(folder, document)
+
+
+def replace_rwalk(folder: Path, versions: list[VersionRow]) -> None:
+    """Put the section on RWalk into the audit that there is."""
+    document = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+    write_document(folder, document | {"rwalk_versions": as_data(versions)})
+
+
+def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows as the table has them, anchorhold's before the others'."""
+    return sorted(rows, key=lambda row: (row["library"] != "anchorhold", row["library"].lower()))
+
+
+def write_document(folder: Path, document: dict[str, Any]) -> None:
+    """Write the data, and the page that is made of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "audit.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-    lines = [f"# {TITLE}", "", *(f"- {key}: {value}" for key, value in where.items()), ""]
-    lines += [*(f"- {note}" for note in NOTES), "", *markdown(rows, batches), "", *section(versions), ""]
-    (folder / "audit.md").write_text("\n".join(lines))
+    written = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    (folder / "audit.json").write_text(written, encoding="utf-8")
+    (folder / "audit.md").write_text(page(json.loads(written)), encoding="utf-8")
+
+
+def page(document: dict[str, Any]) -> str:
+    """Return the page of the data as they were read from ``audit.json``."""
+    rows = document["rows"]
+    batches = sorted({int(batch) for row in rows for batch in row["size"]})
+    lines = [f"# {document['title']}", ""]
+    lines += [f"- {key}: {document[key]}" for key in ("command", "date", "versions", "cpu", "threads")]
+    for one in document.get("added", []):
+        lines += [f"- added on {one['date']}, with {one['versions']}"]
+    lines += ["", *(f"- {note}" for note in document["notes"]), "", *_table(rows, batches), ""]
+    return "\n".join([*lines, *section(document["rwalk_versions"]), ""])
+
+
+def _as_data(rows: list[Row]) -> list[dict[str, Any]]:
+    return [
+        {
+            "library": row.library,
+            "version": row.version,
+            "method": row.method,
+            "against": row.against,
+            "correlation": {str(b): _number(a.correlation) for b, a in row.agreements.items()},
+            "size": {str(b): _number(a.scale) for b, a in row.agreements.items()},
+            "why": row.why,
+            "reproduced_to": row.reproduced,
+        }
+        for row in rows
+    ]
 
 
 def markdown(rows: list[Row], batches: list[int]) -> list[str]:
     """Return the table as lines of Markdown."""
+    return _table(_as_data(rows), batches)
+
+
+def _table(rows: list[dict[str, Any]], batches: list[int]) -> list[str]:
     first, *others = batches
     heads = ("library", "method", "beside", f"batch {first}", *map(str, others), "what it computes")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     before = None
     for row in rows:
-        said = (row.library, row.method) == before
-        before = row.library, row.method
-        mark = " ✓" if row.reproduced is not None and row.reproduced < REPRODUCED else ""
+        said = (row["library"], row["method"]) == before
+        before = row["library"], row["method"]
+        mark = " ✓" if row["reproduced_to"] is not None and row["reproduced_to"] < REPRODUCED else ""
         cells = (
-            f"{row.library} {row.version}",
-            row.method,
-            row.against,
-            *(f"{_correlation(row, batch)}<br>{_size(row, batch)}" for batch in batches),
-            "as above" if said else row.why + mark,
+            f"{row['library']} {row['version']}",
+            row["method"],
+            row["against"],
+            *(f"{_correlation(row, str(batch))}<br>{_size(row, str(batch))}" for batch in batches),
+            "as above" if said else row["why"] + mark,
         )
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def _correlation(row: Row, batch: int) -> str:
-    if batch not in row.agreements or math.isnan(row.agreements[batch].correlation):
-        return "–"
-    return f"{row.agreements[batch].correlation:.2f}"
+def _correlation(row: dict[str, Any], batch: str) -> str:
+    found = row["correlation"].get(batch)
+    return "–" if found is None else f"{found:.2f}"
 
 
-def _size(row: Row, batch: int) -> str:
-    if batch not in row.agreements:
+def _size(row: dict[str, Any], batch: str) -> str:
+    if batch not in row["size"]:
         return "–"
-    value = row.agreements[batch].scale
-    return "NaN" if math.isnan(value) else f"×{value:.0f}" if value >= 10 else f"×{value:.2g}"
+    value = row["size"][batch]
+    return "NaN" if value is None else f"×{value:.0f}" if value >= 10 else f"×{value:.2g}"
 
 
 def _number(value: float) -> float | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -94,15 +95,28 @@ def write(folder: Path, rows: list[Row]) -> None:
         ],
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "families.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    (folder / "families.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "families.md").write_text(page(rows, where), encoding="utf-8")
+
+
+def page(rows: list[Row], where: dict[str, str]) -> str:
+    """Return the page of what was found."""
     lines = [f"# {TITLE}", "", *(f"- {key}: {value}" for key, value in where.items()), ""]
-    lines += [*(f"- {note}" for note in NOTES), "", *markdown(rows), ""]
-    (folder / "families.md").write_text("\n".join(lines))
+    return "\n".join([*lines, *(f"- {note}" for note in NOTES), "", *markdown(rows), ""])
 
 
-def _number(value: float | None) -> float | None:
-    """Return what JSON has a number for."""
-    return value if value is not None and math.isfinite(value) else None
+def read(document: dict[str, Any]) -> list[Row]:
+    """Return the rows as ``families.json`` has them."""
+    return [
+        Row(row["section"], row["family"], row["what"], Outcome(row["verdict"], difference, tuple(row["notes"])))
+        for row in document["rows"]
+        for difference in [None if row["difference"] is None else float(row["difference"])]
+    ]
+
+
+def _number(value: float | None) -> float | str | None:
+    """Return what JSON has a number for, and the word for what it has none for."""
+    return value if value is None or math.isfinite(value) else str(value)
 
 
 def _told(outcome: Outcome) -> str:

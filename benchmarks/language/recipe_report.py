@@ -55,6 +55,7 @@ def page(looked: Sequence[Looked], recipes: Sequence[Recipe] = RECIPES, flags: s
     for here in every:
         lines += [*_heading(here, "", several=len(every) > 1), *_whole_searches(here, recipes)]
         lines += [*_parts_of_searches(here, recipes), *_not_run(here, recipes)]
+    lines += _together(every, recipes)
     for here in every:
         lines += _heading(here, "Every trial as it was trained", several=len(every) > 1)
         lines += ["", *_trials(here, recipes)]
@@ -174,6 +175,26 @@ def _whole_searches(here: Sequence[Looked], recipes: Sequence[Recipe]) -> list[s
         lines += ["", f"Seeds {_said(seeds_of(here, networks))}:", "", *_header()]
         lines += [f"| {name} | {' | '.join(_cells(here, networks, name))} |" for name in names]
     return lines
+
+
+def _together(every: Sequence[Sequence[Looked]], recipes: Sequence[Recipe]) -> list[str]:
+    """Return a table of what was searched for on several networks of each study, all of them together."""
+    first, *others = [recipe.name for recipe in recipes]
+    names = [name for name in others if all(len(networks_of(here, name, recipes)) > 1 for here in every)]
+    if len(every) == 1 or not names:
+        return []
+    lines = ["", "## All networks together, each with the tries of its own", "", *_header("networks")]
+    for name in (first, *names):
+        looked: list[Looked] = []
+        networks: list[str] = []
+        for here in every:
+            looked += here
+            networks += networks_of(here, names[0] if name == first else name, recipes)
+        lines.append(f"| {name} | {len(networks)} | {' | '.join(_cells(looked, networks, name))} |")
+    free = [found for here in every for found in here if found.trial.recipe == first]
+    old, *_ = free[0].before
+    gone = Mean.over([sum(rise(found, TRAINED, old, half) for half in HALVES) / len(HALVES) for found in free])
+    return [*lines, "", f"As it was trained, {first} lost {gone}."]
 
 
 def _parts_of_searches(here: Sequence[Looked], recipes: Sequence[Recipe]) -> list[str]:

@@ -24,13 +24,19 @@ def write(folder: Path, learned: Sequence[Learned], settings: Settings, corpus: 
     found = points(learned)
     document = {**where, "title": TITLE, "settings": asdict(settings), "points": [asdict(point) for point in found]}
     (folder / "language.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "language.md").write_text(page(learned, settings, parameters, where), encoding="utf-8")
+
+
+def page(learned: Sequence[Learned], settings: Settings, parameters: int, where: dict[str, str]) -> str:
+    """Return the page of what was learned by networks of so many parameters."""
+    found = points(learned)
     lines = [f"# {TITLE}", "", *(f"- {key}: {value}" for key, value in where.items()), ""]
     lines += [f"- {note}" for note in _notes(learned, settings, parameters)]
     for way in WAYS:
         here = [point for point in found if point.way == way]
         if here:
             lines += ["", f"## {NAMES[way]}", "", *_table(here), "", *_at_equal_gain(learned, way)]
-    (folder / "language.md").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    return "\n".join([*lines, ""])
 
 
 def _notes(learned: Sequence[Learned], settings: Settings, parameters: int) -> list[str]:

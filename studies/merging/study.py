@@ -237,10 +237,9 @@ def grouped(rows: list[dict[str, object]], *keys: str) -> dict[tuple[object, ...
     return found
 
 
-def page(rows: list[dict[str, object]]) -> str:
-    """Return the rows as a page."""
+def page(rows: list[dict[str, object]], where: dict[str, str]) -> str:
+    """Return the rows as a page, and where they were measured."""
     rows = [row | {"average": row.get("average", (row.get("old", 0.0) + row.get("new", 0.0)) / 2)} for row in rows]  # type: ignore[operator]
-    where = surroundings("merging") | {"command": "python -m studies.merging"}
     lines = ["# Merging: what is left of both tasks", "", *(f"- {key}: {value}" for key, value in where.items()), ""]
     lines += [
         (
@@ -298,10 +297,12 @@ def main() -> None:
     )
     data = ((x[:50000], y[:50000]), (x[50000:], y[50000:]), (test_x, test_y))
     rows = [row for seed in (range(1) if options.quick else SEEDS) for row in run(seed, data, options.quick)]
+    where = surroundings("merging") | {"command": "python -m studies.merging"}
     if options.quick:
-        print(page(rows))
+        print(page(rows, where))
         return
-    (options.results / "merging.md").write_text(page(rows), encoding="utf-8")
+    (options.results / "merging.md").write_text(page(rows, where), encoding="utf-8")
+    document = {**where, "rows": rows}
     (options.results / "merging.json").write_text(
-        json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
     )

@@ -315,7 +315,10 @@ def main() -> None:
             "published": published(Store(options.store)),
         }
         kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    page = table(found["searched"], found["seconds"]) + "\n".join(
-        [*added_table(found.get("added", [])), *published_table(found["published"])]
-    )
-    (options.results / "relative-strength.md").write_text(page + "\n", encoding="utf-8")
+    (options.results / "relative-strength.md").write_text(page(found), encoding="utf-8")
+
+
+def page(found: dict[str, Any]) -> str:
+    """Return the page of what was found."""
+    more = [*added_table(found.get("added", [])), *published_table(found["published"])]
+    return table(found["searched"], found["seconds"]) + "\n".join(more) + "\n"

@@ -1,10 +1,12 @@
 """The audit's own code: its metric, its definitions and its formulas, on anchorhold's results and on wrong ones."""
 
+import importlib
 import json
 import logging
 import math
 import runpy
 import sys
+from hashlib import sha256
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch.nn.functional import cross_entropy
 import anchorhold
 from benchmarks.audit.adapters import anchorhold as adapter
 from benchmarks.audit.cases import Case, Found
+from benchmarks.audit.checkouts import FOLDER, Checkout, importable
 from benchmarks.audit.comparison import compare, flat, relative_error
 from benchmarks.audit.definitions import AFTER_TRAINING, after_training
 from benchmarks.audit.formulas import absolute_batch_means, definition, squared_batch_means
@@ -20,7 +23,7 @@ from benchmarks.audit.path import FollowRWalk, FollowSI, Recorder
 from benchmarks.audit.problem import digits_problem
 from benchmarks.audit.rows import adapter_names, library, rows
 from benchmarks.audit.rwalk_section import version_rows
-from benchmarks.audit.table import markdown, write
+from benchmarks.audit.table import add, markdown, page, write
 from tests import oracles
 from tests.docs.pages import run_page
 from tests.path_oracle import Step, gradients, rescaled, snapshot
@@ -167,7 +170,7 @@ def test_a_right_and_a_wrong_library_in_one_table(problem, tmp_path):
     assert lines[4].endswith("| as above |")
     assert lines[5].endswith("The definition. |")  # a formula that does not give the numbers earns no mark
     assert lines[6] == "| library 1.0 | nothing | Fisher | –<br>– | –<br>×0 | Nothing. |"
-    write(tmp_path, found, [1, 16], version_rows(problem))
+    write(tmp_path, found, version_rows(problem))
     assert "library 1.0" in (tmp_path / "audit.md").read_text(encoding="utf-8")
     document = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
     assert document["rows"][-1]["correlation"] == {"16": None}
@@ -210,3 +213,63 @@ def test_nothing_is_measured_or_written_while_a_library_is_missing(monkeypatch, 
 def test_the_page_that_explains_it():
     found = run_page("why-our-ewc-differs.md")
     assert set(found["theirs"]) == set(found["ours"])
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    file = tmp_path / "copied" / "methods" / "importance_of.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("ANSWER = 42\n")
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    return Checkout("someone/copied", "0123456789", "methods/importance_of.py", sha256(file.read_bytes()).hexdigest())
+
+
+def test_a_checkout_is_imported_and_its_common_names_are_forgotten(checkout):
+    with importable(checkout.folder(), "methods"):
+        answer = importlib.import_module("methods.importance_of").ANSWER
+    assert (answer, checkout.version) == (42, "0123456")
+    assert "methods" not in sys.modules
+    assert str(checkout.folder()) not in sys.path
+
+
+def test_what_is_no_checkout_of_that_commit_is_refused(checkout, monkeypatch, tmp_path):
+    wanted = "https://github.com/someone/copied at commit 0123456789 in the folder copied"
+    (tmp_path / "copied" / "methods" / "importance_of.py").write_text("ANSWER = 43\n")
+    with pytest.raises(ImportError, match=rf"has the SHA-256 [0-9a-f]+, that of commit 0123456 is .*{wanted}"):
+        checkout.folder()
+    monkeypatch.setenv(FOLDER, str(tmp_path / "elsewhere"))
+    with pytest.raises(ImportError, match=rf"no file .*importance_of.py.* is to hold {wanted}"):
+        checkout.folder()
+    monkeypatch.delenv(FOLDER)
+    with pytest.raises(ImportError, match=rf"{FOLDER} is not set.*{wanted}"):
+        checkout.folder()
+
+
+def test_rows_are_added_to_the_audit_that_there_is(problem, tmp_path):
+    def half(problem, batch):
+        importance = squared_batch_means(problem, batch)
+        return Found({name: value / 2 for name, value in importance.items()})
+
+    def of(library, measure):
+        case = Case("EWC", ("empirical Fisher",), measure, "Why.", squared_batch_means)
+        return rows(problem, library, "1", [case], [1, 16])
+
+    def whole(problem, batch):
+        return Found(squared_batch_means(problem, batch))
+
+    write(tmp_path, of("anchorhold", whole) + of("b", half), version_rows(problem))
+    before = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
+    add(tmp_path, of("b", whole) + of("A", whole))
+    document = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
+    assert [row["library"] for row in document["rows"]] == ["anchorhold", "A", "b"]
+    assert document["rows"][0] == before["rows"][0]
+    assert (before["rows"][1]["size"]["1"], document["rows"][2]["size"]["1"]) == (
+        pytest.approx(0.5), pytest.approx(1),
+    )  # fmt: skip
+    assert document["date"] == before["date"]
+    assert [one["libraries"] for one in document["added"]] == [["A", "b"]]
+    add(tmp_path, of("A", half))
+    document = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
+    assert [one["libraries"] for one in document["added"]] == [["A"]]
+    assert (tmp_path / "audit.md").read_text(encoding="utf-8") == page(document)
+    assert "| A 1 | EWC | empirical Fisher | 1.00<br>×0.5 |" in page(document)

@@ -165,6 +165,24 @@ def test_networks_of_one_seed_are_never_mixed():
     assert page.count("| fine-tuning | 0 | 0 | 1.000 |") == 2
 
 
+def test_networks_of_several_studies_are_put_together_where_each_has_several():
+    def network(name, seed, tries, lost):
+        found = [made("fine-tuning", 0.0, [0.5, 0.5], [2.0, 2.0], name)]
+        found += [made("rotated", s, [lost, lost], [2.0, 2.0], name) for s in tries]
+        return [dataclasses.replace(each, seed=seed) for each in found]
+
+    some = (Recipe("fine-tuning"), Recipe("rotated", (1e-3, 3e-3), guard="rotated", earlier=(0.1, 0.2)))
+    first = [network(f"old{seed}", seed, (0.1, 0.2), 0.4) for seed in (0, 1)]
+    second = [network(f"new{seed}", seed, (1e-3, 3e-3), 0.2) for seed in (0, 1)]
+    page = recipe_report.page([each for one in [*first, *second] for each in one], some)
+    together = page.partition("## All networks together")[2].partition("## Every trial")[0]
+    assert "| fine-tuning | 4 | – | – | 0.450 ± 0.000 | 0.475 ± 0.000 |" in together
+    assert "| rotated | 4 | – | – | 0.270 ± 0.052 | 0.285 ± 0.055 |" in together
+    assert "As it was trained, fine-tuning lost 0.500 ± 0.000." in together
+    few = recipe_report.page([each for one in [*first, second[0]] for each in one], some)
+    assert "All networks together" not in few  # one network in a study says nothing of its tries
+
+
 def test_forms_that_take_less_are_compared_once_all_of_their_strengths_were_tried():
     lines = [made("fine-tuning", 0.0, [0.5, 0.5], [2.0, 2.0])]
     for name, count in (("rotated", 4), ("Kronecker16", 3)):

@@ -1,6 +1,7 @@
 """Every command that a Markdown page names is there: modules that Python runs, make's targets, benchmarks by name."""
 
 import importlib
+import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,6 +61,13 @@ def test_every_command_that_a_page_names_is_there():
     assert {
         str(page.relative_to(ROOT)): lacking for page in PAGES if (lacking := missing(page.read_text("utf-8")))
     } == {}
+
+
+def test_every_command_that_data_were_made_by_is_there():
+    known = {path.name: json.loads(path.read_text("utf-8")) for path in (ROOT / "results").glob("*.json")}
+    commands = {name: kept["command"] for name, kept in known.items() if "command" in kept}
+    assert len(commands) > 35
+    assert {name: found for name, given in commands.items() if (found := missing(f"- command: {given}"))} == {}
 
 
 @pytest.mark.parametrize(
