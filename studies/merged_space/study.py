@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 import anchorhold
 from anchorhold_lab.training.relative_guard import RelativeGuard
