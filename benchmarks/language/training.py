@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from anchorhold import AnchorholdWarning, Guard
@@ -78,7 +78,7 @@ def _call(block: nn.Module, x: Tensor) -> Tensor:
     return value
 
 
-def schedule(optimizer: AdamW, steps: int) -> LambdaLR:
+def schedule(optimizer: Optimizer, steps: int) -> LambdaLR:
     """Let the learning rate rise in the first tenth of the steps and then fall to 0."""
     warm = max(1, round(WARMUP * steps))
     return LambdaLR(optimizer, lambda step: min((step + 1) / warm, (steps - step) / max(1, steps - warm)))

@@ -89,9 +89,7 @@ class Course:
         self.taught: Taught = start_python(settings, device, seed, folder, "full")
         self.before = self._wrong()
 
-    def key(
-        self, keeping: Keeping, trial: Trial, gain: float
-    ) -> tuple[Trial, str, float, int, tuple[str, ...]]:
+    def key(self, keeping: Keeping, trial: Trial, gain: float) -> tuple[Trial, str, float, int, tuple[str, ...]]:
         """Return what :attr:`Went.key` will be."""
         names = tuple(kind.name for kind in self.kinds[1:])
         return trial, self.taught.network, gain if keeping.averaged else 1.0, self.settings.python_steps, names
