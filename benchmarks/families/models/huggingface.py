@@ -44,7 +44,7 @@ def built(config: str, model: str, **options: Any) -> nn.Module:
     """Return a model with random weights."""
     import transformers  # noqa: PLC0415 (may not be installed)
 
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # as transformers has it
     try:
         settings, kind = getattr(transformers, config), getattr(transformers, model)
     except AttributeError as error:

@@ -620,7 +620,7 @@ def own_function() -> Case:
             self.first, self.scale, self.head = nn.Linear(6, 5), nn.Parameter(torch.ones(5, 5)), nn.Linear(5, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            outputs: Tensor = self.head(FixedPoint.apply(self.first(x) @ self.scale.tanh()))  # type: ignore[no-untyped-call]
+            outputs: Tensor = self.head(FixedPoint.apply(self.first(x) @ self.scale.tanh()))  # type: ignore[no-untyped-call]  # as torch has it
             return outputs
 
     return Case(Own(), torch.randn(5, 6), labels())

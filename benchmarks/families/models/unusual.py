@@ -149,7 +149,7 @@ def reversal() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             h = self.body(x).tanh()
-            outputs: Tensor = self.head(h) + self.domain(Reverse.apply(h))  # type: ignore[no-untyped-call]
+            outputs: Tensor = self.head(h) + self.domain(Reverse.apply(h))  # type: ignore[no-untyped-call]  # as torch has it
             return outputs
 
     return Case(Adversarial(), torch.randn(5, 6), labels())
