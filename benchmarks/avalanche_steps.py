@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn, optim
 
@@ -19,7 +20,7 @@ with stubbed(*UNUSED), warnings.catch_warnings():
     from avalanche.training.plugins import EWCPlugin, MASPlugin, SynapticIntelligencePlugin
     from avalanche.training.supervised import Naive
 
-PLUGINS = {
+PLUGINS: dict[str, Callable[[], list[Any]]] = {
     "Avalanche, no plugin": list,
     "Avalanche SI": lambda: [SynapticIntelligencePlugin(si_lambda=1.0)],
     "Avalanche EWC": lambda: [EWCPlugin(ewc_lambda=1.0)],
@@ -33,7 +34,7 @@ BATCH = 256
 class Training:
     """A strategy that has one experience behind it and is about to train the second."""
 
-    def __init__(self, plugins: list, model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
+    def __init__(self, plugins: list[Any], model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
         data = [_make_taskaware_tensor_classification_dataset(inputs, labels, task_labels=0) for _ in range(2)]
         first, self.second = benchmark_from_datasets(train=data).train_stream
         self.plugins = plugins
@@ -58,7 +59,8 @@ class Training:
             plugin.before_training_exp(strategy)
         strategy.model.train()
         strategy.dataloader = [self.batch]
-        return strategy.training_epoch
+        one: Callable[[], None] = strategy.training_epoch
+        return one
 
     def experience(self) -> Callable[[], None]:
         """Return its own training of a whole experience, data loading included."""

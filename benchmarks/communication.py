@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, multiprocessing, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import spawn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -34,7 +35,7 @@ class Counted(TorchDispatchMode):
     """Counts the collectives of a step."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has not annotated it
         self.calls = 0
         self.bytes = 0
 
@@ -58,7 +59,8 @@ def sharded(shape: tuple[int, ...], names: tuple[str, ...]) -> nn.Module:
     model, mesh = network(), init_device_mesh("cpu", shape, mesh_dim_names=names)
     for layer in model:
         fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 WAYS: dict[str, Callable[[], nn.Module]] = {
@@ -138,4 +140,4 @@ def work(rank: int, folder: str) -> None:
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory() as place:
-        multiprocessing.spawn(work, (str(Path(place)),), nprocs=PROCESSES)
+        spawn(work, (str(Path(place)),), nprocs=PROCESSES)

@@ -63,7 +63,7 @@ def _eigenvectors_as_ours() -> Iterator[None]:
     def converging(matrix: Tensor) -> Eigen:
         try:
             return Eigen(*eigh(matrix))
-        except torch.linalg.LinAlgError:
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # torch imports it without exporting it
             return Eigen(*(found.to(matrix.dtype) for found in eigh(matrix.double())))
 
     with mock.patch.object(torch.linalg, "eigh", converging), mock.patch("curvlinops.ekfac.eigh", converging):

@@ -10,13 +10,15 @@ from torch import Tensor
 
 from anchorhold import Fisher, Guard
 from anchorhold.engine.reductions import Basis, RotatedReduction
+from anchorhold.engine.scores.standard import Labels
 from anchorhold.forms import KroneckerMatrix, Matrix
+from anchorhold.forms.factors import KeptFactor
 from benchmarks import networks
 from benchmarks.factor_peers import Data, Factors, Turned, by_curvlinops, by_kronfluence
 from benchmarks.harness import Ratio, Report, interleaved
 from benchmarks.undamped import undamped
 
-LABELS = {"exact": "all labels", "sampled": "one drawn label"}
+LABELS: dict[Labels, str] = {"exact": "all labels", "sampled": "one drawn label"}
 PEERS: dict[str, Callable[..., Callable[[], Any]]] = {"curvlinops": by_curvlinops, "kronfluence": by_kronfluence}
 
 NAMES = ("kronecker", "rotated")
@@ -74,7 +76,7 @@ NOTES = [
 ]
 
 
-def by_passes(data: Data, batch: int, labels: str, *, rotated: bool) -> Callable[[], dict[str, Matrix]]:
+def by_passes(data: Data, batch: int, labels: Labels, *, rotated: bool) -> Callable[[], dict[str, Matrix]]:
     """Return what a guard's form makes of the data, without the guard."""
     batches, fisher, form = data.batches(batch), Fisher(labels=labels), undamped(NAMES[rotated])
 
@@ -90,7 +92,7 @@ def by_passes(data: Data, batch: int, labels: str, *, rotated: bool) -> Callable
     return measure
 
 
-def by_guard(data: Data, batch: int, labels: str, *, rotated: bool) -> Callable[[], Guard]:
+def by_guard(data: Data, batch: int, labels: Labels, *, rotated: bool) -> Callable[[], Guard]:
     """Return a guard that has consolidated the data."""
     batches = data.batches(batch)
 
@@ -116,7 +118,7 @@ def _measure(
     what = "rotated" if rotated else "factors"
     for labels, said in LABELS.items():
         able = {name: peer for name, peer in PEERS.items() if labels == "sampled" or name != "kronfluence"}
-        cases = {}
+        cases: dict[str, Callable[[], object]] = {}
         for name, library in {"anchorhold": by_passes, "anchorhold, consolidate()": by_guard, **able}.items():
             case = f"{name}: {what} of {network} on {len(data.images)} samples, {said}"
             tried = {batch: _seconds(library(data, batch, labels, rotated=rotated)) for batch in batches}
@@ -129,7 +131,8 @@ def _measure(
             report.ratio(f"{ratio} (must)", ours, case, 1.0)
             report.ratio(f"{ratio} (aim)", ours, case, 0.5)
             report.ratio(f"{what} of {network}, {said}: consolidate() / {name}", guard, case)
-    for name, labels in (("curvlinops", "exact"), ("kronfluence", "true")):
+    compared: tuple[tuple[str, Labels], ...] = (("curvlinops", "exact"), ("kronfluence", "true"))
+    for name, labels in compared:
         theirs = PEERS[name](data, min(batches), labels, rotated=rotated)()
         off = _rotated_off(data, labels, theirs) if rotated else _factors_off(data, labels, theirs)
         report.ratios.append(Ratio(f"{what} of {network}: largest difference from {name}, relative", off, 1e-3))
@@ -142,9 +145,9 @@ def _seconds(case: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _factors_off(data: Data, labels: str, theirs: dict[str, Factors]) -> float:
+def _factors_off(data: Data, labels: Labels, theirs: dict[str, Factors]) -> float:
     """Return the largest difference of any factor, relative to its largest entry."""
-    matrices = by_guard(data, len(data.images), labels, rotated=False)().matrices
+    matrices = by_guard(data, len(data.images), labels, rotated=False)().held.matrices
     found = []
     for name, factors in theirs.items():
         own = matrices[f"{name}.weight"]
@@ -153,7 +156,7 @@ def _factors_off(data: Data, labels: str, theirs: dict[str, Factors]) -> float:
     return max(found)
 
 
-def _rotated_off(data: Data, labels: str, theirs: dict[str, Turned]) -> float:
+def _rotated_off(data: Data, labels: Labels, theirs: dict[str, Turned]) -> float:
     """Return the largest difference of any S in the other's eigenbasis, relative to its largest entry."""
     measure, form = Fisher(labels=labels), undamped("rotated")
     blocks = form.blocks(data.model, dict(data.model.named_parameters()))
@@ -165,6 +168,6 @@ def _rotated_off(data: Data, labels: str, theirs: dict[str, Turned]) -> float:
     return max(_off(means[f"{name}.weight/S"], turned.s) for name, turned in theirs.items())
 
 
-def _off(found: Tensor | None, expected: Tensor) -> float:
-    assert found is not None
+def _off(found: KeptFactor, expected: Tensor) -> float:
+    assert isinstance(found, Tensor)
     return float((found - expected).abs().max() / expected.abs().max())

@@ -1,6 +1,6 @@
 """The exact Fisher, AF and MAS of the paper's networks, against other ways to the exact Fisher."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ def _measure(
     whole = len(images)
     backpacks = {f"BackPACK, batches of {b}": peers.by_backpack(model, images, b) for b in (*batches, whole)}
     nngeometry = peers.by_nngeometry(model, images, batch)
-    cases = {
+    cases: dict[str, Callable[[], object]] = {
         FISHER: fisher,
         AF: lambda: sample_importance(model, [images], LogLikelihood(), ABSOLUTE),
         MAS: lambda: sample_importance(model, [images], OutputNorm(), ABSOLUTE),

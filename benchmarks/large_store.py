@@ -1,13 +1,14 @@
 """What it takes to list and compare the runs of a store with many thousand of them."""
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from anchorhold_lab.experiments.specs.canonical import digest_of
@@ -50,9 +51,9 @@ def run(quick: bool) -> Iterator[Report]:
         )
         for command in ("list", "compare"):
             (folder / FILE).unlink(missing_ok=True)
-            note(report, processor, f"runs {command}, no index", lambda c=command: anchorhold(c, folder))
+            note(report, processor, f"runs {command}, no index", functools.partial(anchorhold, command, folder))
             for _ in range(repeats):
-                note(report, processor, f"runs {command}", lambda c=command: anchorhold(c, folder))
+                note(report, processor, f"runs {command}", functools.partial(anchorhold, command, folder))
         make_runs(folder, 50, first=RUNS)
         note(report, processor, "runs list, 50 new results", lambda: anchorhold("list", folder))
         note(report, processor, "runs pack", lambda: pack(Store(folder)))
@@ -101,13 +102,17 @@ def anchorhold(command: str, folder: Path) -> None:
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
 
 
-def note(report: Report, processor: dict[str, list[float]], case: str, work) -> None:
+def note(report: Report, processor: dict[str, list[float]], case: str, work: Callable[[], object]) -> None:
     """Do something, and note how long it took by the clock and on the processor."""
     with contextlib.ExitStack() as after:
         for seconds, clock in ((report.seconds, time.perf_counter), (processor, processor_seconds)):
             began = clock()
-            after.callback(lambda s=seconds, c=clock, b=began: s.setdefault(case, []).append(c() - b))
+            after.callback(_note_since, seconds, case, clock, began)
         work()
+
+
+def _note_since(seconds: dict[str, list[float]], case: str, clock: Callable[[], float], began: float) -> None:
+    seconds.setdefault(case, []).append(clock() - began)
 
 
 def processor_seconds() -> float:

@@ -28,7 +28,9 @@ def start_peak_anew() -> None:
 
 def kilobytes(field: str) -> int:
     """Return what this process's status says of its memory: ``VmRSS``, what there is, or ``VmHWM``, its peak."""
-    return int(re.search(rf"{field}:\s+(\d+)", STATUS.read_text())[1])
+    found = re.search(rf"{field}:\s+(\d+)", STATUS.read_text())
+    assert found is not None
+    return int(found[1])
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ class Step:
         began = time.perf_counter()
         self.optimizer.zero_grad()
         loss: Tensor = self.model(input_ids=self.rows, labels=self.rows).loss
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         _wait(self.rows)
         return time.perf_counter() - began

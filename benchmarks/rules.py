@@ -49,6 +49,8 @@ CLASSES = 10
 class Readout(nn.Module):
     """Ten outputs from whatever a layer gives, without parameters of its own."""
 
+    matrix: Tensor
+
     def __init__(self, features: int) -> None:
         super().__init__()
         self.register_buffer("matrix", torch.randn(features, CLASSES) / features**0.5)
@@ -118,6 +120,7 @@ def _functional(model: nn.Module) -> tuple[Callable[[dict[str, Tensor], Tensor],
     buffers = {name: b.detach() for name, b in model.named_buffers()}
 
     def call(values: dict[str, Tensor], sample: Tensor) -> Tensor:
-        return functional_call(model, (values, buffers), (sample.unsqueeze(0),))[0]
+        value: Tensor = functional_call(model, (values, buffers), (sample.unsqueeze(0),))[0]
+        return value
 
     return call, parameters

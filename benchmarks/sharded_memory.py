@@ -15,11 +15,13 @@ import warnings
 from pathlib import Path
 
 import torch
-from torch import distributed, multiprocessing, nn
+from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import spawn
 
 import anchorhold
+from anchorhold.guard.distributed.gathering import Gather
 from benchmarks.memory_probe import kilobytes, start_peak_anew
 
 WIDTH, LAYERS, SAMPLES, CLASSES = 1024, 24, 32, 10
@@ -35,10 +37,11 @@ def sharded(processes: int) -> nn.Module:
     model, mesh = network(), init_device_mesh("cpu", (processes,))
     for layer in model:
         fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
-def measured(processes: int, gather: str) -> tuple[float, float]:
+def measured(processes: int, gather: Gather) -> tuple[float, float]:
     """Return the largest process's peak in multiples of the model, and the seconds of one consolidation."""
     model = sharded(processes)
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
@@ -60,7 +63,8 @@ def work(rank: int, processes: int, folder: str) -> None:
     distributed.init_process_group(
         "gloo", f"file://{folder}/meet", timeout=dt.timedelta(minutes=5), rank=rank, world_size=processes
     )
-    for gather in ("model", "layers"):
+    ways: tuple[Gather, ...] = ("model", "layers")
+    for gather in ways:
         peak, seconds = measured(processes, gather)
         if rank == 0:
             print(f"| {processes} | {2 / processes:.2f} | {gather} | {peak:.2f} | {seconds:.1f} |", flush=True)
@@ -75,4 +79,4 @@ if __name__ == "__main__":
     print("| processes | Ω and anchor, which stay | gathered at once | peak | seconds |\n|---|---|---|---|---|")
     for processes in (2, 4):
         with tempfile.TemporaryDirectory() as place:
-            multiprocessing.spawn(work, (processes, str(Path(place))), nprocs=processes)
+            spawn(work, (processes, str(Path(place))), nprocs=processes)

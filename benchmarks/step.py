@@ -44,7 +44,7 @@ def run(quick: bool) -> Iterator[Report]:
     torch.manual_seed(0)
     inputs, labels = networks.digits(BATCH * EPOCH), torch.randint(10, (BATCH * EPOCH,))
     batch = inputs[:BATCH], labels[:BATCH]
-    cases = {PLAIN: Loop(None, *batch).step}
+    cases: dict[str, Callable[[], object]] = {PLAIN: Loop(None, *batch).step}
     cases |= {f"anchorhold {name}": Loop(measure(), *batch).step for name, measure in MEASURES.items()}
     cases["anchorhold SI, fast engine"] = fast_step(inputs, labels)
     cases |= {name: Training(plugins(), networks.mlp(), *batch).step() for name, plugins in PLUGINS.items()}

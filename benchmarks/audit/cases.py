@@ -16,6 +16,10 @@ class Found:
     """Definitions that were followed while the library trained, and the formula that is to explain its result."""
 
 
+Measure = Callable[[Problem, int], Found]
+"""Has a library measure at a batch size."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One method of one library.
@@ -33,7 +37,7 @@ class Case:
 
     method: str
     against: tuple[str, ...]
-    measure: Callable[[Problem, int], Found]
+    measure: Measure
     why: str
     explained: Callable[[Problem, int], Importance] | None = None
     drawn: bool = False

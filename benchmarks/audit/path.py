@@ -51,7 +51,7 @@ class Recorder:
 
     def _before_step(self, *_: object) -> None:
         self.batch = self.inputs, self.problem.labels_of(self.inputs)
-        parameters = dict(self.network.named_parameters())
+        parameters: dict[str, Tensor] = dict(self.network.named_parameters())
         with torch.enable_grad():
             inputs, labels = self.batch
             loss = F.cross_entropy(torch.func.functional_call(self.network, parameters, (inputs,)), labels)

@@ -32,12 +32,14 @@ class Problem:
     def dataset(self) -> TensorDataset:
         return TensorDataset(self.inputs, self.labels)
 
-    def loader(self, batch: int, *, shuffle: bool = False) -> DataLoader:
+    def loader(self, batch: int, *, shuffle: bool = False) -> DataLoader[tuple[Tensor, ...]]:
         return DataLoader(self.dataset(), batch_size=batch, shuffle=shuffle)
 
     @property
     def classes(self) -> int:
-        return self.trained[-1].out_features
+        last = self.trained[-1]
+        assert isinstance(last, nn.Linear)
+        return last.out_features
 
     def labels_of(self, inputs: Tensor) -> Tensor:
         """Return the labels of images that somebody else's loader has drawn."""

@@ -2,7 +2,7 @@
 
 import importlib
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 
@@ -81,5 +81,5 @@ def _rows_of(problem: Problem, library: str, version: str, case: Case, batches: 
     return found_rows
 
 
-def _definition(name: str, problem: Problem, along_path: dict[str, Importance]) -> Importance:
+def _definition(name: str, problem: Problem, along_path: Mapping[str, Importance]) -> Importance:
     return after_training(name, problem) if name in AFTER_TRAINING else along_path[name]

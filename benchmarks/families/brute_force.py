@@ -26,7 +26,8 @@ def call(model: nn.Module, inputs: Any) -> Tensor:
         outputs = model(**inputs)
     else:
         outputs = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-    return getattr(outputs, "logits", outputs)
+    value: Tensor = getattr(outputs, "logits", outputs)
+    return value
 
 
 def samples(inputs: Any, size: int) -> Iterator[Any]:

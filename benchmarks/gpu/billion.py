@@ -159,7 +159,7 @@ def loop(size: Size, dtype: torch.dtype, guarded: Guarded, device: torch.device)
 
 def decoder(size: Size, device: str | None = None) -> torch.nn.Module:
     """Return a Llama of random weights, on a GPU if there is one; on ``"meta"``, without them."""
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 (only this benchmark needs it)
+    from transformers.models.llama import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 (only this benchmark needs it)
 
     config = LlamaConfig(
         vocab_size=size.vocabulary,
@@ -171,4 +171,5 @@ def decoder(size: Size, device: str | None = None) -> torch.nn.Module:
         use_cache=False,
     )
     with torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")):
-        return LlamaForCausalLM(config)
+        model: torch.nn.Module = LlamaForCausalLM(config)
+        return model

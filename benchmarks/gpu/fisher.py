@@ -10,6 +10,7 @@ from anchorhold.tensors.matrices import tf32_allowed
 from anchorhold_lab.data.locations import Datasets
 from anchorhold_lab.experiments import paper_spec
 from anchorhold_lab.experiments.running.engines import start_engine
+from anchorhold_lab.training.fast import FastRuns
 from benchmarks.gpu.training import SMALL, _synchronise
 from benchmarks.harness import Ratio, Report
 
@@ -22,6 +23,7 @@ def run(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Repor
     engine = start_engine([paper_spec("permuted-mnist", "fine-tune", **changes)], datasets, device)
     for _ in engine.learn():
         pass
+    assert isinstance(engine, FastRuns)
     learner = engine.learners[0]
     samples = learner.samples(0)
     images = samples.x[:2000] if quick else samples.x

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import itertools
 import statistics
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from anchorhold.engine.reductions import Basis
 from anchorhold.errors import DataError
@@ -61,6 +62,7 @@ def products(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[
     ]
     report = Report("gpu-forms-products", "A step's products of rotated and Kronecker holds", notes, {})
     repeats = 2 if quick else 20
+    forms: dict[str, Rotated | Kronecker]
     forms = {"rotated": Rotated(), "rotated, tf32": Rotated(precision="tf32"), "kronecker": Kronecker()}
     for name, form in forms.items():
         matrices = _random_matrices(form, model)
@@ -71,8 +73,7 @@ def products(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[
             case = f"{name}, {runs} run{'s' * (runs > 1)}{'' if multiple > 1 else ', not padded'}"
             report.seconds[case] = _timed(holds.pulls, device, repeats)
         d = {key: torch.randn_like(p) for key, p in model.named_parameters()}
-        apply = [matrix.apply for matrix in matrices.values()]
-        by_form = _timed(lambda apply=apply, d=d: [each(d) for each in apply], device, repeats)
+        by_form = _timed(functools.partial(_by_form, matrices, d), device, repeats)
         report.seconds[f"{name}, by the form"] = by_form
         report.notes.append(_rounding(name, form, matrices, d))
     yield report
@@ -81,12 +82,16 @@ def products(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[
     factor = factor @ factor.mT / side
     for many in (1, 4):
         several = factor.expand(many, -1, -1).contiguous() if many > 1 else factor
-        found = _timed(lambda several=several: torch.linalg.eigh(several), device, 3)
+        found = _timed(functools.partial(torch.linalg.eigh, several), device, 3)
         report.seconds[f"eigenbasis of {side}×{side}, {many} at once"] = found
     report.seconds[f"eigenbasis of {side}×{side}, float64"] = _timed(
         lambda: torch.linalg.eigh(factor.double()), device, 3
     )
     yield report
+
+
+def _by_form(matrices: Mapping[str, Matrix], d: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    return [matrix.apply(d) for matrix in matrices.values()]
 
 
 def _random_matrices(form: Rotated | Kronecker, model: nn.Module) -> dict[str, Matrix]:
@@ -97,7 +102,8 @@ def _random_matrices(form: Rotated | Kronecker, model: nn.Module) -> dict[str, M
         m, n = block.size
         if isinstance(form, Kronecker):
             factors = (torch.randn(k, k, device=device) for k in (m, n))
-            found[block.name] = KroneckerMatrix(block, *(f @ f.mT / len(f) for f in factors))
+            g, a = (f @ f.mT / len(f) for f in factors)
+            found[block.name] = KroneckerMatrix(block, g, a)
         else:
             u_g, u_a = (torch.linalg.qr(torch.randn(k, k, device=device)).Q.contiguous() for k in (m, n))
             s = torch.rand(m, n, device=device)

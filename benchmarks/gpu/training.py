@@ -10,6 +10,7 @@ import torch
 from anchorhold_lab.data.locations import Datasets
 from anchorhold_lab.experiments import paper_spec
 from anchorhold_lab.experiments.running.engines import start_engine
+from anchorhold_lab.training.fast import FastRuns
 from anchorhold_lab.training.metrics import average_accuracy
 from benchmarks.gpu.profiling import kernel_table
 from benchmarks.harness import Ratio, Report
@@ -58,6 +59,7 @@ def train(datasets: Datasets, device: torch.device, quick: bool, scenario: str, 
     began = time.perf_counter()
     engine = start_engine(specs, datasets, device)
     loading = time.perf_counter() - began
+    assert isinstance(engine, FastRuns)
     steps = sum(engine.learners[0].task_steps(task) for task in range(len(engine.learners[0].scenario)))
     _synchronise(device)
     began = time.perf_counter()

@@ -135,9 +135,8 @@ def _of_recipes(options: argparse.Namespace) -> Settings:
     settings, folder = SHORT if options.short else PRETRAINED, options.pretrained
     settings = REHEARSAL if options.rehearse else settings
     vocabulary = tokenizer_of(folder).get_vocab_size()
-    own = {"pretrained": folder, "vocabulary": vocabulary, "start": line_end(folder)}
-    kept = {"lesson": PRETRAINED.lesson, "read": PRETRAINED.read}
-    return recipes.study_settings(dataclasses.replace(settings, **own, **kept))
+    own = dataclasses.replace(settings, pretrained=folder, vocabulary=vocabulary, start=line_end(folder))
+    return recipes.study_settings(dataclasses.replace(own, lesson=PRETRAINED.lesson, read=PRETRAINED.read))
 
 
 def _which(options: argparse.Namespace) -> str:
@@ -149,12 +148,14 @@ def _which(options: argparse.Namespace) -> str:
 
 def _lines(options: argparse.Namespace, study: str) -> Path:
     """Return the file of a study with networks of one kind; its page lies beside it."""
-    return options.results / f"{'-'.join(filter(None, (study, _which(options))))}.jsonl"
+    folder: Path = options.results
+    return folder / f"{'-'.join(filter(None, (study, _which(options))))}.jsonl"
 
 
 def _work(options: argparse.Namespace) -> Path:
     """Return the folder of the networks, so that those of one kind do not take the place of another's."""
-    return options.work / _which(options)
+    folder: Path = options.work
+    return folder / _which(options)
 
 
 def _asked(options: argparse.Namespace) -> list[Keeping]:

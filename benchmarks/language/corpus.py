@@ -92,7 +92,7 @@ def write(path: Path, corpus: Corpus) -> None:
         narrow = np.uint16 if corpus.vocabulary <= 2**16 else np.int32
         arrays = {name: array.astype(narrow) for name, array in arrays.items()} | {LENGTHS: corpus.lengths.numpy()}
     with whole_file(path) as file:
-        np.savez_compressed(file, **arrays)
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # numpy has a flag among the names
 
 
 def _signed(array: np.ndarray) -> np.ndarray:

@@ -28,7 +28,8 @@ class Block(nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         attended = scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.attended(attended.transpose(1, 2).reshape(n, places, width))
-        return x + self.narrow(gelu(self.wide(self.mlp_norm(x))))
+        outputs: Tensor = x + self.narrow(gelu(self.wide(self.mlp_norm(x))))
+        return outputs
 
 
 class GPT(nn.Module):
@@ -54,4 +55,5 @@ class GPT(nn.Module):
         x = self.bytes(text) + self.places(torch.arange(text.shape[1], device=text.device))
         for block in self.blocks:
             x = call(block, x)
-        return self.logits(self.norm(x))
+        outputs: Tensor = self.logits(self.norm(x))
+        return outputs

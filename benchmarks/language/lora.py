@@ -6,6 +6,8 @@ from torch.nn.functional import linear
 
 import anchorhold
 from anchorhold.adapters import Product
+from benchmarks.language.gpt import GPT
+from benchmarks.language.pretrained import Pretrained
 
 SCALE = 2.0
 
@@ -21,7 +23,8 @@ class Adapted(nn.Module):
         self.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) + SCALE * linear(linear(x, self.lora_a), self.lora_b)
+        outputs: Tensor = self.layer(x) + SCALE * linear(linear(x, self.lora_a), self.lora_b)
+        return outputs
 
 
 @anchorhold.adapters.register_adapter("benchmark-lora")
@@ -32,6 +35,8 @@ class AdaptedLayer(anchorhold.adapters.Adapter):
     def describes(cls, module: nn.Module) -> bool:
         return isinstance(module, Adapted)
 
+    module: Adapted
+
     @property
     def layer(self) -> nn.Linear:
         return self.module.layer
@@ -40,7 +45,7 @@ class AdaptedLayer(anchorhold.adapters.Adapter):
         return Product(SCALE * self.module.lora_b, self.module.lora_a)
 
 
-def adapt(model: nn.Module, rank: int, generator: torch.Generator) -> None:
+def adapt(model: GPT | Pretrained, rank: int, generator: torch.Generator) -> None:
     """Freeze a network and give every linear layer of its blocks an adapter."""
     model.requires_grad_(False)
     for block in model.blocks:

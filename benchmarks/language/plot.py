@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -77,7 +78,13 @@ def _panel(axes: Axes, here: Sequence[Point]) -> None:
         line = [(p.lost, p.share) for p in sorted(here, key=lambda p: p.strength) if p.measure == name and p.share]
         if not line:
             continue
-        shape = {"marker": "X", "markersize": 9, "linestyle": "none", "color": colour(FINE_TUNE), "zorder": 5}
+        shape: dict[str, Any] = {
+            "marker": "X",
+            "markersize": 9,
+            "linestyle": "none",
+            "color": colour(FINE_TUNE),
+            "zorder": 5,
+        }
         if name != FINE_TUNE:
             shade = SHADES[name] if name in SHADES else colour(name)
             shape = {"marker": MARKERS[name], "color": shade, "linewidth": 1.3, "markersize": 5, "zorder": 3}

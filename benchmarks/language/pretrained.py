@@ -25,8 +25,10 @@ class Pretrained(nn.Module):
     @property
     def blocks(self) -> nn.ModuleList:
         """Its layers, to each of which an adapter is given."""
-        layers: nn.ModuleList = self.model.model.layers
-        return layers
+        inner = self.model.model
+        assert isinstance(inner, nn.Module)
+        assert isinstance(inner.layers, nn.ModuleList)
+        return inner.layers
 
     def forward(self, text: Tensor, call: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__) -> Tensor:
         """Return the logits; its blocks are called by itself, as they are."""
@@ -37,7 +39,7 @@ class Pretrained(nn.Module):
 
 def load(folder: str) -> Pretrained:
     """Return the model of a folder, in single precision."""
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415 (only this network needs it)
+    from transformers.models.auto import AutoModelForCausalLM  # noqa: PLC0415 (only this network needs it)
 
     if not (Path(folder) / "config.json").is_file():
         raise SystemExit(f"There is no model in {folder}; expected a folder that save_pretrained wrote.")
@@ -49,7 +51,8 @@ def unpack(gguf: Path, folder: Path) -> None:
 
     Weights that are quantised there stay what they are, in 32 bits each.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM  # noqa: PLC0415 (likewise)
+    from transformers.models.auto import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 (likewise)
+    from transformers.models.llama import LlamaForCausalLM  # noqa: PLC0415 (likewise)
 
     if not gguf.is_file():
         raise SystemExit(f"There is no file {gguf}; expected a model in the format GGUF.")

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ class Learned:
         return asdict(self)
 
     @classmethod
-    def of(cls, plain: dict[str, object]) -> "Learned":
+    def of(cls, plain: dict[str, Any]) -> "Learned":
         """Return what :meth:`plain` returned as it was."""
         return cls(**{**plain, "lesson": Lesson(**plain["lesson"])})
 

@@ -107,7 +107,8 @@ def _is_prose(text: str) -> bool:
 
 
 def _pieces(entries: list[str]) -> list[str]:
-    documents, size = [[]], 0
+    documents: list[list[str]] = [[]]
+    size = 0
     for entry in entries:
         if size > PIECE:
             documents.append([])

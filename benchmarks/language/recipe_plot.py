@@ -35,7 +35,7 @@ def draw(looked: Sequence[Looked], path: Path) -> None:
         figure = Figure(figsize=(6.4, 4.2))
         axes = figure.subplots()
         for name, (label, shade, line) in SHOWN.items():
-            _line(axes, looked, name, label=label, color=shade, linestyle=line)
+            _line(axes, looked, name, label, shade, line)
         free = [lost(looked, each, "fine-tuning", 1.0, averaged=True) for each in networks_of(looked, "fine-tuning")]
         there = Mean.over([value for value in free if value is not None]).value
         axes.plot([1.0], [there], "X", markersize=9, color=colour("fine-tuning"), label="fine-tuning")
@@ -57,7 +57,7 @@ def _of_the_same_networks(looked: Sequence[Looked]) -> list[Looked]:
     return [found for found in looked if found.network in shared]
 
 
-def _line(axes: Axes, looked: Sequence[Looked], name: str, **look: str) -> None:
+def _line(axes: Axes, looked: Sequence[Looked], name: str, label: str, shade: str, line: str) -> None:
     """Draw one recipe as far as all its networks reach, with its standard errors."""
     points = []
     for gain in GAINS:
@@ -68,6 +68,6 @@ def _line(axes: Axes, looked: Sequence[Looked], name: str, **look: str) -> None:
     if points:
         gains, means = zip(*points, strict=True)
         values, errors = [mean.value for mean in means], [mean.error or 0.0 for mean in means]
-        axes.plot(gains, values, linewidth=1.6, **look)
+        axes.plot(gains, values, linewidth=1.6, label=label, color=shade, linestyle=line)
         low, high = ([value + sign * error for value, error in zip(values, errors, strict=True)] for sign in (-1, 1))
-        axes.fill_between(gains, low, high, color=look["color"], alpha=0.12, linewidth=0)
+        axes.fill_between(gains, low, high, color=shade, alpha=0.12, linewidth=0)

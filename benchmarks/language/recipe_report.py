@@ -111,7 +111,7 @@ def lost(looked: Sequence[Looked], network: str, name: str, gain: float, *, aver
     if not averaged:
         lines = [[(found, TRAINED) for found in mine]]
     there = [tuple(_at(line, wanted, half, from_start=averaged) for half in HALVES) for line in lines]
-    reached = [each for each in there if None not in each]
+    reached = [(one, other) for one, other in there if one is not None and other is not None]
     if not reached:
         return None
     chosen = [(min(reached, key=lambda each: each[half]), 1 - half) for half in HALVES]
@@ -207,8 +207,8 @@ def _parts_of_searches(here: Sequence[Looked], recipes: Sequence[Recipe]) -> lis
             tried, of = max(parts, key=lambda part: len(part[0]))
             if tried:
                 groups.setdefault((frozenset(tried), of), []).append(network)
-        for (tried, of), networks in groups.items():
-            cells = [f"{len(tried)} of {of}", _said(seeds_of(here, networks)), *_cells(here, networks, recipe.name)]
+        for (those, of), networks in groups.items():
+            cells = [f"{len(those)} of {of}", _said(seeds_of(here, networks)), *_cells(here, networks, recipe.name)]
             rows.append(f"| {recipe.name} | {' | '.join(cells)} |")
     if not rows:
         return []

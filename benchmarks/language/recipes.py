@@ -195,8 +195,8 @@ class Kitchen:
         if text == "own":
             pieces = min(PIECES, 8 * self.settings.measured)
             return [_pair(batch) for batch in self._own(pieces, self.seed, "text").batches(size)]
-        pieces = self._pieces(text, PIECES, "old", size)
-        return [(piece[:, :-1], piece[:, 1:]) for piece in pieces]
+        old = self._pieces(text, PIECES, "old", size)
+        return [(piece[:, :-1], piece[:, 1:]) for piece in old]
 
     def _own(self, pieces: int, seed: int, purpose: str) -> anchorhold.OwnText:
         """Return what the model writes before the lesson."""
@@ -303,11 +303,13 @@ class Kitchen:
             self.taught.tuned = trained
             self.taught.average(share)
         else:
-            self.model.load_state_dict(anchorhold.merge(self.taught.start, trained, share, by=by))
+            merged = anchorhold.merge(self.taught.start, trained, share, by=by)
+            assert isinstance(merged, dict)
+            self.model.load_state_dict(merged)
 
     def _forms_of_both(self, form: Form | str, trained: dict[str, Tensor]) -> list[Mapping[str, Matrix]]:
         """Return what each network weighs its weights with, on its own language."""
-        found = []
+        found: list[Mapping[str, Matrix]] = []
         languages = "english", self.settings.lesson
         for language, weights in zip(languages, (self.taught.start, trained), strict=True):
             self.model.load_state_dict(weights)

@@ -41,6 +41,7 @@ def _c(package: str) -> Source:
     return Source(package, ("usr/src/*.c",), reading.source_code, at_most=2_000_000, kept_apart=10)
 
 
+SAYINGS: tuple[str, ...]
 SAYINGS = ("computers", "cookie", "definitions", "humorists", "knghtbrd", "literature", "miscellaneous", "people")
 SAYINGS += ("politics", "science", "songs-poems", "wisdom", "work")
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from anchorhold import AnchorholdWarning, Guard
@@ -53,7 +53,8 @@ class Device:
         """Return the logits of what follows each byte of ``[N, T]``."""
         with self._precision():
             logits = model(text, self._call)
-        return logits.float()
+        value: Tensor = logits.float()
+        return value
 
     def optimizer(self, model: nn.Module, rate: float, decay: float) -> AdamW:
         """Return AdamW over everything that is trained; only matrices decay."""
@@ -73,10 +74,11 @@ class Device:
 
 
 def _call(block: nn.Module, x: Tensor) -> Tensor:
-    return block(x)
+    value: Tensor = block(x)
+    return value
 
 
-def schedule(optimizer: AdamW, steps: int) -> LambdaLR:
+def schedule(optimizer: Optimizer, steps: int) -> LambdaLR:
     """Let the learning rate rise in the first tenth of the steps and then fall to 0."""
     warm = max(1, round(WARMUP * steps))
     return LambdaLR(optimizer, lambda step: min((step + 1) / warm, (steps - step) / max(1, steps - warm)))
@@ -107,10 +109,10 @@ def teach(
         guard.detach()
 
 
-def batches(text: Tensor, steps: int, size: int, context: int, *purpose: str | int) -> Iterator[Tensor]:
+def batches(text: Tensor, steps: int, size: int, context: int, seed: int, *purpose: str | int) -> Iterator[Tensor]:
     """Yield pieces of a text from anywhere, ``[size, context + 1]`` for each step, the same ones for one purpose."""
     latest = len(text) - context - 1
-    starts = torch.randint(latest + 1, (steps, size), generator=generator_for(*purpose))
+    starts = torch.randint(latest + 1, (steps, size), generator=generator_for(seed, *purpose))
     for chosen in starts.to(text.device):
         yield _windows(text, chosen, context)
 

@@ -37,7 +37,7 @@ QUICK = {"hidden": (8, 8), "epochs": 1, "tasks": 2}
 
 def specs_of(treated: str, form: str, changes: Mapping[str, Any]) -> partial[Spec]:
     """Return what makes the specs of one way, given seed, strength and judge_by."""
-    own = {"form": form, "form_settings": unsaid(form), "batch_norm": TREATED[treated]}
+    own: dict[str, Any] = {"form": form, "form_settings": unsaid(form), "batch_norm": TREATED[treated]}
     own["samples"] = 20 if changes else SAMPLES
     return partial(paper_spec, "permuted-mnist", "EWC", **{**USUAL, **own, **changes})
 

@@ -12,7 +12,7 @@ switching those units off again, by holding them alone, and by damping, a share 
 import argparse
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -197,7 +197,9 @@ def mean_of(omega: Weights) -> Tensor:
 def damped(omega: Weights, case: Case, units: Dead) -> Weights:
     """Return importances with the share of their mean that a case adds."""
     added, masks = case.damping * mean_of(omega), weights_of(units, omega)
-    chosen = {"all": lambda _: 1.0, "dead": lambda mask: mask, "others": lambda mask: ~mask}[case.damped]
+    ways: dict[str, Callable[[Tensor], Tensor | float]]
+    ways = {"all": lambda _: 1.0, "dead": lambda mask: mask, "others": lambda mask: ~mask}
+    chosen = ways[case.damped]
     return [w + added * chosen(mask) for w, mask in zip(omega, masks, strict=True)] if case.damping else omega
 
 

@@ -239,7 +239,8 @@ def _row(way: Way, rows: list[dict[str, Any]]) -> str:
     tried = [rate for rate in GRID if any(row["rate"] == rate for row in rows)]
 
     def at(rate: float, key: str) -> float:
-        return statistics.mean(row[key] for row in rows if row["rate"] == rate)
+        mean: float = statistics.mean(row[key] for row in rows if row["rate"] == rate)
+        return mean
 
     best, by_loss = max(tried, key=lambda rate: at(rate, "accuracy")), min(tried, key=lambda rate: at(rate, "loss"))
     marks = {rate: "**" if rate == best else "" for rate in GRID}

@@ -133,7 +133,8 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         groups.setdefault((row["case"], row["task"]), []).append(row)
 
     def mean(group: list[dict[str, Any]], value: Any) -> float:
-        return sum(value(row) for row in group) / len(group)
+        found: float = sum(value(row) for row in group) / len(group)
+        return found
 
     shares = [
         (

@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 import anchorhold
+from anchorhold.spaces import SpaceName
 from anchorhold_lab.training.relative_guard import RelativeGuard
 from benchmarks.harness import interleaved
 from benchmarks.language.frontier import Mean, lost_at
@@ -45,7 +46,7 @@ SHARES = (0.5, 0.9, 0.95)
 """Of what the adapter gains on letters without a guard."""
 AVERAGED = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 FORMS = ("diagonal", "rotated", "kronecker")
-SPACES = {"weights": "factors", "merged": "merged weights"}
+SPACES: dict[SpaceName, str] = {"weights": "factors", "merged": "merged weights"}
 
 
 @dataclass(frozen=True)

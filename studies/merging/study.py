@@ -8,16 +8,20 @@ import argparse
 import copy
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anchorhold
+from anchorhold.forms import Form
 from anchorhold.merging import Merging
+from anchorhold.merging.between import Normalise
 from anchorhold_lab.analysis.repetitions import standard_error
 from anchorhold_lab.data import load
 from anchorhold_lab.data.images import scaled
@@ -72,13 +76,14 @@ SECONDS = [
     Second("images turned by 40°, 100 steps", 100, turned),
 ]
 
-FORMS: dict[str, object] = {
+FORMS: dict[str, Form | str | None] = {
     "average": None,
     "Fisher": "diagonal",
     "RegMean": anchorhold.Kronecker(outputs="identity", damping=0.0),
     "Kronecker": undamped("kronecker"),
     "rotated": undamped("rotated"),
 }
+CHOICES: list[tuple[Normalise, float]]
 CHOICES = [("network", 0.1), ("layers", 0.1), ("network", 1e-3), ("network", 1.0)]
 """How forms are made comparable, and how they are damped: the first is the default."""
 COMPARED = "pixels in another order, 1,500 steps"
@@ -130,16 +135,22 @@ def distance(one: nn.Module, other: nn.Module) -> float:
     return float((a - b).norm() / a.norm())
 
 
-def guarded(model: nn.Module, form: object, task: Task) -> anchorhold.Guard:
+def guarded(model: nn.Module, form: Form | str, task: Task) -> anchorhold.Guard:
     """Return a guard that has consolidated the task."""
     guard = anchorhold.Guard(model, anchorhold.Fisher(), form=form)
     guard.consolidate(task.train[0][:SAMPLES].split(250))
     return guard
 
 
+def _at(between: Merging, share: float | list[float]) -> dict[str, Any]:
+    weights = between.at(share)
+    assert isinstance(weights, dict)
+    return weights
+
+
 def between_two(
     before: nn.Module, after: nn.Module, tasks: tuple[Task, Task], quick: bool, every_choice: bool
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """Return what each way of merging comes to, with the share that is best on validation data."""
     rows = []
     probe = copy.deepcopy(before)
@@ -147,6 +158,7 @@ def between_two(
     for name, form in FORMS.items():
         guards = None if form is None else [guarded(m, form, t) for m, t in zip((before, after), tasks, strict=True)]
         choices = CHOICES if every_choice and form is not None and name != "Kronecker" else CHOICES[:1]
+        ways: list[tuple[str, anchorhold.Guard | list[anchorhold.Guard] | None, Normalise, float]]
         ways = [(name, guards, *choice) for choice in choices]
         if guards and name != "Kronecker":
             ways.append((f"{name}, of the first model alone", guards[0], *CHOICES[0]))
@@ -154,7 +166,7 @@ def between_two(
             between = Merging(before, after, by=by, normalise=normalise, damping=damping)
             found = {}
             for share in shares:
-                probe.load_state_dict(between.at(share))
+                probe.load_state_dict(_at(between, share))
                 found[share] = [[accuracy(probe, getattr(t, part)) for t in tasks] for part in ("validation", "test")]
             best = max(found, key=lambda share: sum(found[share][0]))
             old, new = found[best][1]
@@ -164,36 +176,41 @@ def between_two(
     return rows
 
 
-def between_several(models: list[nn.Module], tasks: list[Task]) -> list[dict[str, object]]:
+def between_several(models: Sequence[nn.Module], tasks: list[Task]) -> list[dict[str, Any]]:
     """Return what equal shares of several models come to."""
     rows = []
     probe = copy.deepcopy(models[0])
     for name, form in FORMS.items():
         guards = None if form is None else [guarded(m, form, t) for m, t in zip(models, tasks, strict=True)]
         shares = [1 / len(models)] * (len(models) - 1)
-        probe.load_state_dict(Merging(models[0], models[1:], by=guards).at(shares))
+        probe.load_state_dict(_at(Merging(models[0], models[1:], by=guards), shares))
         rows.append({"way": name, "average": statistics.mean(accuracy(probe, task.test) for task in tasks)})
     return rows
 
 
-def run(seed: int, data: tuple[Samples, Samples, Samples], quick: bool) -> list[dict[str, object]]:
+def run(seed: int, data: tuple[Samples, Samples, Samples], quick: bool) -> list[dict[str, Any]]:
     """Train and merge all that is compared, for one seed."""
     torch.manual_seed(seed)
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
 
-    def tell(row: dict[str, object]) -> None:
+    def tell(row: dict[str, Any]) -> None:
         rows.append({"seed": seed} | row)
         print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
 
     # Whoever turns images starts from images as they are, whoever reorders pixels from an order of its own.
+    firsts: dict[Callable[[Tensor, int], Tensor], Task]
     firsts = {permuted: Task.of(data, lambda x: permuted(x, 1000 + seed)), turned: Task.of(data, lambda x: x)}
-    starts = {}
+    starts: dict[Callable[[Tensor, int], Tensor], nn.Sequential] = {}
     for change, task in firsts.items():
         starts[change] = network()
         train(starts[change], task.train, 50 if quick else FIRST)
     for second in SECONDS:
         before = starts[second.change]
-        other = Task.of(data, lambda x, second=second: second.change(x, 2000 + seed))
+
+        def changed(x: Tensor, second: Second = second) -> Tensor:
+            return second.change(x, 2000 + seed)
+
+        other = Task.of(data, changed)
         after = copy.deepcopy(before) if second.from_first else network()
         train(after, other.train, 20 if quick else second.steps)
         tasks = firsts[second.change], other
@@ -205,7 +222,7 @@ def run(seed: int, data: tuple[Samples, Samples, Samples], quick: bool) -> list[
             tell(case | row)
     models, orders = [starts[permuted]], [firsts[permuted]]
     for k in range(1, SEVERAL):
-        orders.append(Task.of(data, lambda x, k=k: permuted(x, 3000 + 100 * k + seed)))
+        orders.append(Task.of(data, partial(permuted, seed=3000 + 100 * k + seed)))
         models.append(copy.deepcopy(models[-1]))
         train(models[-1], orders[-1].train, 20 if quick else FIRST)
     tell(
@@ -220,26 +237,26 @@ def run(seed: int, data: tuple[Samples, Samples, Samples], quick: bool) -> list[
     return rows
 
 
-def means(rows: list[dict[str, object]], key: str) -> str:
+def means(rows: list[dict[str, Any]], key: str) -> str:
     """Return the mean over seeds with its standard error."""
-    values = [float(row[key]) for row in rows]  # type: ignore[arg-type]
+    values = [float(row[key]) for row in rows]
     if not values:
         return ""
     error = standard_error(values) if values[1:] else 0.0
     return f"{statistics.mean(values):.1f} ± {error:.1f}"
 
 
-def grouped(rows: list[dict[str, object]], *keys: str) -> dict[tuple[object, ...], list[dict[str, object]]]:
+def grouped(rows: list[dict[str, Any]], *keys: str) -> dict[tuple[object, ...], list[dict[str, Any]]]:
     """Return the rows by their values of some keys."""
-    found: dict[tuple[object, ...], list[dict[str, object]]] = {}
+    found: dict[tuple[object, ...], list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(tuple(row.get(key) for key in keys), []).append(row)
     return found
 
 
-def page(rows: list[dict[str, object]], where: dict[str, str]) -> str:
+def page(rows: list[dict[str, Any]], where: dict[str, str]) -> str:
     """Return the rows as a page, and where they were measured."""
-    rows = [row | {"average": row.get("average", (row.get("old", 0.0) + row.get("new", 0.0)) / 2)} for row in rows]  # type: ignore[operator]
+    rows = [row | {"average": row.get("average", (row.get("old", 0.0) + row.get("new", 0.0)) / 2)} for row in rows]
     lines = ["# Merging: what is left of both tasks", "", *(f"- {key}: {value}" for key, value in where.items()), ""]
     lines += [
         (
@@ -259,11 +276,11 @@ def page(rows: list[dict[str, object]], where: dict[str, str]) -> str:
         if row.get("normalise", CHOICES[0][0]) == CHOICES[0][0] and row.get("damping", CHOICES[0][1]) == CHOICES[0][1]
     ]
     for (second,), own in grouped(usual, "second").items():
-        apart = statistics.mean(float(row["distance"]) for row in own)  # type: ignore[arg-type]
+        apart = statistics.mean(float(row["distance"]) for row in own)
         lines += [f"## {str(second).capitalize()}: distance {apart:.2f}", ""]
         lines += ["| | first task | second task | average | share |", "|---|---|---|---|---|"]
         for (way,), runs in grouped(own, "way").items():
-            share = "" if "share" not in runs[0] else f"{statistics.mean(row['share'] for row in runs):.2f}"  # type: ignore[misc]
+            share = "" if "share" not in runs[0] else f"{statistics.mean(row['share'] for row in runs):.2f}"
             cells = [str(way), *(means(runs, key) for key in ("old", "new", "average")), share]
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")

@@ -8,6 +8,7 @@ minutes on a core.
 import argparse
 import json
 import pydoc
+from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -64,15 +65,13 @@ def data_for(model: GPT, kept: Tensor, python: Tensor, seed: int) -> dict[str, l
     prompts = windows(kept, PIECES, PROMPT, 300 + seed)
     noise = torch.randint(256, (PIECES, length), generator=torch.Generator().manual_seed(400 + seed))
 
-    def write(**options: object) -> list[tuple[Tensor, Tensor]]:
-        return anchorhold.write_text(model, PIECES, LENGTH, seed=seed, end=None, **options).batches(64)
-
+    write = partial(anchorhold.write_text, model, PIECES, LENGTH, seed=seed, end=None)
     return {
         "other real text": of_rows(windows(kept, PIECES, length, 200 + seed)),
-        "own text": write(start=NEW_LINE),
-        "own text, top_p=0.9": write(start=NEW_LINE, top_p=0.9),
-        "own text, temperature=0.7": write(start=NEW_LINE, temperature=0.7),
-        f"own text after {PROMPT} real bytes": write(prompts=prompts),
+        "own text": write(start=NEW_LINE).batches(64),
+        "own text, top_p=0.9": write(start=NEW_LINE, top_p=0.9).batches(64),
+        "own text, temperature=0.7": write(start=NEW_LINE, temperature=0.7).batches(64),
+        f"own text after {PROMPT} real bytes": write(prompts=list(prompts)).batches(64),
         "Python source": of_rows(windows(python, PIECES, length, 500 + seed)),
         "random bytes": of_rows(noise),
     }

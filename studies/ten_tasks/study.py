@@ -7,7 +7,8 @@ through a small network of convolutions with and without batch norms (frozen aft
 
 import argparse
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,10 +94,12 @@ def run(name: str, strength: float, seed: int, data: Path) -> dict[str, float]:
     torch.manual_seed(seed)
     model, every = network(name), list(tasks(name, seed, data))
     form = anchorhold.Rotated(damping=0.001)
-    frozen = {"batch_norm": "freeze"} if "norms" in name else {}
-    guard = (RelativeGuard if strength else anchorhold.Guard)(
+    make: Callable[..., anchorhold.Guard] = partial(anchorhold.Guard, strength=0.0)
+    if strength:
+        make = partial(RelativeGuard, relative_strength=strength)
+    guard = make(
         model, anchorhold.Fisher(200), protect="body.*" if "digits" not in name else None, form=form, from_scratch=True,
-        **({"relative_strength": strength} if strength else {"strength": 0.0}), **frozen,
+        batch_norm="freeze" if "norms" in name else None,
     )  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     guard.attach(optimizer)
@@ -111,9 +114,14 @@ def run(name: str, strength: float, seed: int, data: Path) -> dict[str, float]:
             optimizer.step()
         learned.append(accuracy(model, task))
         if strength:
-            guard.consolidate([(x, y)], forward=lambda net, inputs, head=task.head: net(inputs, head))
+            guard.consolidate([(x, y)], forward=partial(_with_head, head=task.head))
     left = [accuracy(model, task) for task in every]
     return {"learned": sum(learned) / TASKS, "average": sum(left) / TASKS}
+
+
+def _with_head(model: nn.Module, inputs: Tensor, *, head: int) -> Tensor:
+    outputs: Tensor = model(inputs, head)
+    return outputs
 
 
 @torch.no_grad()

@@ -8,9 +8,9 @@ from torch import Tensor
 
 import anchorhold
 from benchmarks.undamped import undamped
-from studies.tolerance.digits import KEPT, STEPS, Data, Run, first_task
+from studies.tolerance.digits import KEPT, STEPS, Data, Following, Run, first_task
 
-FOLLOWED: dict[str, dict[str, float]] = {"diagonal": {"damping": 0.01, "start": 0.3}, "rotated": {}}
+FOLLOWED: dict[str, Following] = {"diagonal": {"damping": 0.01, "start": 0.3}, "rotated": {}}
 """How the tolerance is followed in each form: as it was by default when this was run."""
 FORMS = tuple(FOLLOWED)
 TOLERANCES = (0.03, 0.1)

@@ -23,7 +23,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -82,7 +82,17 @@ WAYS = (
     Way("rotated", "SGD, momentum"),
     Way("rotated", "SGD, momentum", implicit=True),
 )
-CAUSES: tuple[tuple[str, Way, dict[str, float]], ...] = (
+
+
+class Following(TypedDict, total=False):
+    """How a strength follows a tolerance, where that is not what :class:`anchorhold.Tolerance` takes by default."""
+
+    damping: float | None
+    start: float | None
+    aim: float
+
+
+CAUSES: tuple[tuple[str, Way, Following], ...] = (
     ("as it is", Way("diagonal", "Adam"), {}),
     ("implicit, so that nothing swings around the anchor", Way("diagonal", "Adam", implicit=True), {}),
     ("no damping", Way("diagonal", "Adam"), {"damping": 0.0}),
@@ -119,7 +129,8 @@ class Data(NamedTuple):
         x, y = images.flatten(1)[drawn], labels[drawn]
         order = torch.randperm(x.shape[1], generator=generator)
         parts = (slice(1000), slice(1000, 1000 + KEPT), slice(1000 + KEPT, None))
-        return cls(*((x[part], y[part]) for part in parts), order)
+        train, kept, fresh = ((x[part], y[part]) for part in parts)
+        return cls(train, kept, fresh, order)
 
 
 class Run:
@@ -209,7 +220,7 @@ def first_task(seed: int) -> nn.Module:
     return model
 
 
-def followed(seed: int, way: Way, first: nn.Module, nats: float, **settings: float) -> dict[str, Any]:
+def followed(seed: int, way: Way, first: nn.Module, nats: float, **settings: Unpack[Following]) -> dict[str, Any]:
     """Learn with a tolerance."""
     tolerance = anchorhold.Tolerance(nats, **settings)
     run = Run(seed, way.optimiser, first, tolerance=tolerance, form=undamped(way.form), options=way.options)

@@ -100,13 +100,14 @@ def stand_ins(model: GPT, corpus: Corpus, size: Size, seed: int) -> dict[str, tu
     """Return text of each kind, to measure importance on and to keep: no piece is in both."""
     counts = (size.measured, size.kept)
 
-    def windows(language: str, part: str) -> tuple[Batches, ...]:
+    def windows(language: str, part: str) -> tuple[Batches, Batches]:
         text = corpus.of(language, part)
         text = text[: len(text) // 2] if part == "validation" else text
-        return tuple(
+        measured, kept = (
             [next(batches(text, 1, count, size.context, seed, "stand-in", language, i))[:, :-1]]
             for i, count in enumerate(counts)
         )
+        return measured, kept
 
     def written(i: int, count: int) -> Batches:
         return anchorhold.write_text(
@@ -114,11 +115,15 @@ def stand_ins(model: GPT, corpus: Corpus, size: Size, seed: int) -> dict[str, tu
         ).batches(64)
 
     generator = torch.Generator().manual_seed(100 + seed)
+
+    def noise(count: int) -> Batches:
+        return [torch.randint(256, (count, size.context), generator=generator)]
+
     return {
         OLD: windows("english", "validation"),
-        "own text": tuple(written(i, count) for i, count in enumerate(counts)),
+        "own text": (written(0, size.measured), written(1, size.kept)),
         "the new task's text": windows("python", "validation"),
-        "random bytes": tuple([torch.randint(256, (n, size.context), generator=generator)] for n in counts),
+        "random bytes": (noise(size.measured), noise(size.kept)),
     }
 
 

@@ -106,12 +106,19 @@ def large(setting: Setting) -> Setting:
 
 def tiny(setting: Setting) -> Setting:
     """Return a setting for a rehearsal; its numbers mean nothing."""
-    sizes = {"first_epochs": min(1, setting.first_epochs), "epochs": min(1, setting.epochs), "batch": 16}
-    sizes |= {"measured": 8, "kept": 8, "fresh": 16}
-    tiny_text = None if setting.language is None else REHEARSAL
-    hidden = tuple(12 for _ in setting.hidden)
-    chosen = {"seeds": setting.seeds[:2], "tolerances": setting.tolerances[:1]}
-    return replace(setting, **chosen, **sizes, hidden=hidden, language=tiny_text)
+    return replace(
+        setting,
+        seeds=setting.seeds[:2],
+        tolerances=setting.tolerances[:1],
+        first_epochs=min(1, setting.first_epochs),
+        epochs=min(1, setting.epochs),
+        batch=16,
+        measured=8,
+        kept=8,
+        fresh=16,
+        hidden=tuple(12 for _ in setting.hidden),
+        language=None if setting.language is None else REHEARSAL,
+    )
 
 
 SIZES = {

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -177,7 +178,7 @@ def accuracies(model: nn.Module, setting: Setting, tasks: Tasks, part: str) -> l
     return found
 
 
-def run(setting: Setting, seed: int, folder: Path | None) -> list[dict[str, object]]:
+def run(setting: Setting, seed: int, folder: Path | None) -> list[dict[str, Any]]:
     """Learn the first task, then the second one in every way from there."""
     warnings.simplefilter("ignore", anchorhold.AnchorholdWarning)
     tasks = Tasks(setting, seed, Datasets(folder))
@@ -229,9 +230,9 @@ def train_both(model: nn.Module, setting: Setting, tasks: Tasks, seed: int) -> N
     train(model, tasks.parts[1]["train"], setting.outputs[1], seed, rehearsal)
 
 
-def rows_of(found: list[dict[str, object]]) -> Iterator[dict[str, object]]:
+def rows_of(found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield what each way comes to, with the strength that is best on validation data on average over seeds."""
-    cases: dict[tuple[object, object], dict[float, list[dict[str, object]]]] = {}
+    cases: dict[tuple[object, object], dict[float, list[dict[str, Any]]]] = {}
     for one in found:
         cases.setdefault((one["way"], one["inputs"]), {}).setdefault(one["strength"], []).append(one)
     for (way, inputs), by_strength in cases.items():
@@ -247,7 +248,7 @@ def rows_of(found: list[dict[str, object]]) -> Iterator[dict[str, object]]:
         yield row
 
 
-def table(rows: dict[str, list[dict[str, object]]], where: dict[str, str]) -> str:
+def table(rows: dict[str, list[dict[str, Any]]], where: dict[str, str]) -> str:
     """Return the rows as a page."""
     lines = [
         "# A classifier whose old data is gone: what can stand in for its inputs",
@@ -291,7 +292,7 @@ def main() -> None:
     cases = [(setting, seed, options.data_dir) for setting in SETTINGS for seed in SEEDS]
     with ProcessPoolExecutor(initializer=torch.set_num_threads, initargs=(1,)) as pool:
         found = list(pool.map(run, *zip(*cases, strict=True)))
-    runs: dict[str, list[dict[str, object]]] = {setting.name: [] for setting in SETTINGS}
+    runs: dict[str, list[dict[str, Any]]] = {setting.name: [] for setting in SETTINGS}
     for (setting, *_), own in zip(cases, found, strict=True):
         runs[setting.name] += own
     rows = {name: list(rows_of(own)) for name, own in runs.items()}

@@ -4,7 +4,7 @@ from torch import optim
 from torch.nn.functional import cross_entropy
 
 import anchorhold
-from benchmarks.audit.cases import Case, Found
+from benchmarks.audit.cases import Case, Found, Measure
 from benchmarks.audit.formulas import definition
 from benchmarks.audit.path import FollowSI, Recorder
 from benchmarks.audit.problem import EPOCHS, LEARNING_RATE, Problem
@@ -31,7 +31,7 @@ def cases() -> list[Case]:
     ]
 
 
-def _of(measure: anchorhold.measures.SampleMeasure):
+def _of(measure: anchorhold.measures.SampleMeasure) -> Measure:
     return lambda problem, batch: Found(measure.measure(problem.network(), problem.loader(batch)))
 
 

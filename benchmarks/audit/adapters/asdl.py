@@ -5,7 +5,7 @@ from asdl.grad_maker import LOSS_CROSS_ENTROPY
 from asdl.matrices import FISHER_EMP, FISHER_EXACT, FISHER_MC, SHAPE_DIAG
 from torch.nn.functional import cross_entropy
 
-from benchmarks.audit.cases import Case, Found
+from benchmarks.audit.cases import Case, Found, Measure
 from benchmarks.audit.formulas import definition
 from benchmarks.audit.problem import Problem
 
@@ -26,7 +26,7 @@ def cases() -> list[Case]:
     ]
 
 
-def _of(kind: str):
+def _of(kind: str) -> Measure:
     def measure(problem: Problem, batch: int) -> Found:
         network = problem.network()
         config = FisherConfig(kind, [SHAPE_DIAG], LOSS_CROSS_ENTROPY, data_size=len(problem.labels))

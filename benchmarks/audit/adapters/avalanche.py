@@ -6,6 +6,7 @@ With a learning rate of 0 the network that is measured after training is the sam
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn, optim
@@ -146,7 +147,7 @@ def _copied_weights() -> Iterator[None]:
     """Have it keep copies of the weights, as it does when they come from a GPU."""
     original = SynapticIntelligencePlugin.extract_weights
 
-    def extract_weights(model: nn.Module, target: dict, excluded_parameters: set[str]) -> None:
+    def extract_weights(model: nn.Module, target: dict[str, Any], excluded_parameters: set[str]) -> None:
         original(model, target, excluded_parameters)
         for kept in target.values():
             kept.data = kept.data.clone()

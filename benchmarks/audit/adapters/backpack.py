@@ -7,7 +7,7 @@ from backpack import backpack, extend
 from backpack.extensions import DiagGGNExact, DiagGGNMC, SumGradSquared
 from torch import nn
 
-from benchmarks.audit.cases import Case, Found
+from benchmarks.audit.cases import Case, Found, Measure
 from benchmarks.audit.formulas import definition
 from benchmarks.audit.problem import Problem
 
@@ -42,7 +42,7 @@ def cases() -> list[Case]:
     ]
 
 
-def _of(extension: type, reduction: str = "mean"):
+def _of(extension: type, reduction: str = "mean") -> Measure:
     def measure(problem: Problem, batch: int) -> Found:
         network = extend(problem.network())
         loss_function = extend(nn.CrossEntropyLoss(reduction=reduction))

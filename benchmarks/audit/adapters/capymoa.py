@@ -92,8 +92,8 @@ def _si(problem: Problem, batch: int) -> Found:
 
 def _rwalk(problem: Problem, batch: int) -> Found:
     network = problem.network(trained=False)
-    settings = {"alpha": 0.9, "every": 10, "epsilon": EPSILON}
-    definition, explanation = FollowRWalk(network, **settings), FollowRWalk(network, **settings, square_of_mean=True)
+    definition = FollowRWalk(network, alpha=0.9, every=10, epsilon=EPSILON)
+    explanation = FollowRWalk(network, alpha=0.9, every=10, epsilon=EPSILON, square_of_mean=True)
 
     def learner(schema: Schema, network: nn.Module, optimizer: optim.Optimizer) -> RWalk:
         return RWalk(schema, network, optimizer, lambda_=1.0)

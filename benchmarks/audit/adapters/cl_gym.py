@@ -43,7 +43,8 @@ class _Backbone(ContinualBackbone):
         self.network = network
 
     def forward(self, inp: Tensor, head_ids: Tensor | None = None) -> Tensor:
-        return self.network(inp)
+        outputs: Tensor = self.network(inp)
+        return outputs
 
 
 class _OneTask(Benchmark):

@@ -65,13 +65,16 @@ class _Digits(LightningDataModule):
         super().__init__()
         self.problem, self.batch = problem, batch
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
         return self.problem.loader(self.batch)
 
 
 def _ewc(problem: Problem, batch: int) -> Found:
     network = problem.network()
-    body, heads = _Body(network[:-1]), HeadsCIL(input_dim=network[-1].in_features)
+    without_head, head = network[:-1], network[-1]
+    assert isinstance(without_head, nn.Sequential)
+    assert isinstance(head, nn.Linear)
+    body, heads = _Body(without_head), HeadsCIL(input_dim=head.in_features)
     algorithm = EWC(body, heads, parameter_change_reg_factor=1.0, when_calculate_fisher_information="train_end")
     algorithm.setup_task_id(1, problem.classes, partial(optim.SGD, lr=0.0), lr_scheduler=None)
     heads.heads["1"].load_state_dict(network[-1].state_dict())

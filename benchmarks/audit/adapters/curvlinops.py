@@ -4,7 +4,7 @@ import torch
 from curvlinops import EFLinearOperator, GGNLinearOperator
 from torch import nn
 
-from benchmarks.audit.cases import Case, Found
+from benchmarks.audit.cases import Case, Found, Measure
 from benchmarks.audit.formulas import definition
 from benchmarks.audit.problem import Problem
 
@@ -34,7 +34,7 @@ def cases() -> list[Case]:
     ]
 
 
-def _of(operator_type: type):
+def _of(operator_type: type) -> Measure:
     def measure(problem: Problem, batch: int) -> Found:
         network = problem.network()
         parameters = list(network.parameters())

@@ -1,5 +1,7 @@
 """posteriors: diagonal Laplace approximations, updated batch by batch."""
 
+from typing import Any
+
 import torch
 from posteriors.laplace import diag_fisher, diag_ggn
 from torch import Tensor
@@ -43,7 +45,7 @@ def _fisher(problem: Problem, batch: int) -> Found:
     return _updated(diag_fisher.build(log_posterior, per_sample=True), problem, batch)
 
 
-def _updated(transform, problem: Problem, batch: int) -> Found:
+def _updated(transform: Any, problem: Problem, batch: int) -> Found:
     state = transform.init(dict(problem.network().named_parameters()))
     for data in problem.loader(batch):
         state, _ = transform.update(state, data)

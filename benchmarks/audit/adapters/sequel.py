@@ -9,7 +9,7 @@ import warnings
 
 import torch
 from torch import Tensor, nn, optim
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from benchmarks.audit.cases import Case, Found
 from benchmarks.audit.formulas import absolute_batch_means, mean_gradient
@@ -110,7 +110,7 @@ class _OneTask(Benchmark):
         self.problem = problem
         super().__init__(num_tasks=1, batch_size=batch, pin_memory=False)
 
-    def prepare_datasets(self) -> tuple[dict[int, Dataset], dict[int, Dataset]]:
+    def prepare_datasets(self) -> tuple[dict[int, TensorDataset], dict[int, TensorDataset]]:
         first = torch.ones_like(self.problem.labels)
         data = {1: TensorDataset(self.problem.inputs, self.problem.labels, first)}
         return data, data

@@ -21,7 +21,9 @@ def inputs() -> Tensor:
 @execution.add("torch.compile")
 def compiled() -> Case:
     """Whole-graph, through the eager backend: what the tracer makes of the engine's own calls."""
-    return Case(torch.compile(two_layers(), backend="aot_eager"), inputs(), labels())
+    model = torch.compile(two_layers(), backend="aot_eager")
+    assert isinstance(model, nn.Module)
+    return Case(model, inputs(), labels())
 
 
 @execution.add("torch.jit.script")
@@ -57,7 +59,8 @@ class Checkpointed(nn.Module):
         self.middle[0] = nn.Linear(7, 7)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(checkpoint(self.middle, self.first(x), use_reentrant=self.reentrant))
+        outputs: Tensor = self.head(checkpoint(self.middle, self.first(x), use_reentrant=self.reentrant))
+        return outputs
 
 
 @execution.add("checkpointed")
@@ -73,7 +76,9 @@ def reentrant() -> Case:
 
 
 def _without_checkpoint(model: nn.Module, x: Tensor) -> Tensor:
-    return model.head(model.middle(model.first(x)))
+    assert isinstance(model, Checkpointed)
+    value: Tensor = model.head(model.middle(model.first(x)))
+    return value
 
 
 @execution.add("bfloat16")
@@ -82,7 +87,10 @@ def bfloat16() -> Case:
     model = two_layers().to(torch.bfloat16)
 
     def exactly(model: nn.Module, x: Tensor) -> Tensor:
-        return torch.func.functional_call(model, {name: p.double() for name, p in model.named_parameters()}, x.double())
+        value: Tensor = torch.func.functional_call(
+            model, {name: p.double() for name, p in model.named_parameters()}, x.double()
+        )
+        return value
 
     return Case(model, inputs().to(torch.bfloat16), labels(), formula=exactly, dtype=None, moved=False, tolerance=3e-2)
 
@@ -98,11 +106,15 @@ def autocast() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             with torch.autocast("cpu", torch.bfloat16):
-                return self.net(x).float()
+                outputs: Tensor = self.net(x).float()
+                return outputs
 
-    return Case(
-        Cast(), inputs(), labels(), formula=lambda model, x: model.net(x), dtype=None, moved=False, tolerance=5e-2
-    )
+    def in_single(model: nn.Module, x: Tensor) -> Tensor:
+        assert isinstance(model, Cast)
+        outputs: Tensor = model.net(x)
+        return outputs
+
+    return Case(Cast(), inputs(), labels(), formula=in_single, dtype=None, moved=False, tolerance=5e-2)
 
 
 class FakeQuantised(nn.Linear):
@@ -130,7 +142,8 @@ def fake_quantise_op() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             weight = torch.fake_quantize_per_tensor_affine(self.first.weight, 0.05, 0, -128, 127)
             h = F.linear(x, weight, self.first.bias).relu()
-            return self.head(torch.fake_quantize_per_tensor_affine(h, 0.1, 0, 0, 255))
+            outputs: Tensor = self.head(torch.fake_quantize_per_tensor_affine(h, 0.1, 0, 0, 255))
+            return outputs
 
     return Case(Faked().float(), inputs(), labels(), dtype=None, tolerance=1e-5)
 
@@ -146,7 +159,8 @@ def int8() -> Case:
             self.scale, self.head = nn.Parameter(torch.full((7, 1), 0.01)), nn.Linear(7, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.head(F.linear(x, self.weight.to(x.dtype) * self.scale).relu())
+            outputs: Tensor = self.head(F.linear(x, self.weight.to(x.dtype) * self.scale).relu())
+            return outputs
 
     return Case(Int8(), inputs(), labels())
 
@@ -185,7 +199,10 @@ def ensemble() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             def one(values: dict[str, Tensor]) -> Tensor:
-                return torch.func.functional_call(self.shape[0], {k.replace("_", "."): v for k, v in values.items()}, x)
+                value: Tensor = torch.func.functional_call(
+                    self.shape[0], {k.replace("_", "."): v for k, v in values.items()}, x
+                )
+                return value
 
             return torch.vmap(one)(dict(self.stacked)).mean(0)
 
@@ -213,7 +230,8 @@ def inference_part() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             with torch.no_grad():
                 h = self.encoder(x).relu()
-            return self.head(h)
+            outputs: Tensor = self.head(h)
+            return outputs
 
     return Case(Part(), inputs(), labels())
 

@@ -35,7 +35,8 @@ def diffusion() -> Case:
             low = self.down(h)
             q, k, v = self.qkv(low).flatten(2).transpose(1, 2).chunk(3, -1)
             seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(low.shape)
-            return self.last(torch.cat([h, F.interpolate(low + self.out(seen), scale_factor=2)], 1))
+            outputs: Tensor = self.last(torch.cat([h, F.interpolate(low + self.out(seen), scale_factor=2)], 1))
+            return outputs
 
     return Case(Diffusion(), (images(2, 4, 4), torch.rand(5)), outputs="values")
 
@@ -59,7 +60,8 @@ def dit() -> Case:
             h = self.embed(x) + self.places
             n = self.norm(h) * (1 + a) + b
             h = h + g * self.attention(n, n, n, need_weights=False)[0]
-            return self.out(h + f * self.mlp(self.norm(h) * (1 + d) + e))
+            outputs: Tensor = self.out(h + f * self.mlp(self.norm(h) * (1 + d) + e))
+            return outputs
 
     return Case(DiT(), (torch.randn(5, 3, 4), torch.rand(5), labels()), outputs="values")
 
@@ -161,7 +163,8 @@ def minibatch() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             h = self.body(x).relu()
             near = (-(h[:, None] - h[None]).abs()).exp().mean(1)
-            return self.head(torch.cat([h, near], -1))
+            outputs: Tensor = self.head(torch.cat([h, near], -1))
+            return outputs
 
     return Case(Minibatch(), torch.randn(5, 6), labels(5, 2), mixes=True)
 
@@ -171,6 +174,8 @@ def style() -> Case:
     """A constant to start from, weights modulated and demodulated for every sample, noise by a learned strength."""
 
     class Style(nn.Module):
+        fixed: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.start, self.map, self.style = nn.Parameter(torch.randn(1, 4, 4, 4)), nn.Linear(5, 6), nn.Linear(6, 4)
@@ -202,7 +207,8 @@ def nerf() -> Case:
             h = self.body(waves).relu()
             opacity = 1 - (-F.softplus(self.density(h))).exp()
             left = torch.cumprod(torch.cat([torch.ones_like(opacity[:, :1]), 1 - opacity[:, :-1]], 1), 1)
-            return (left * opacity * self.colour(h).sigmoid()).sum(1)
+            outputs: Tensor = (left * opacity * self.colour(h).sigmoid()).sum(1)
+            return outputs
 
     return Case(Nerf(), torch.randn(5, 4, 3), outputs="values")
 
@@ -221,7 +227,8 @@ def siren() -> Case:
             low = place.floor().long()
             weight = (place - low).unsqueeze(-1)
             found = ((1 - weight) * self.table[low] + weight * self.table[low + 1]).squeeze(1)
-            return self.last((3 * self.first(torch.cat([x, found], -1))).sin())
+            outputs: Tensor = self.last((3 * self.first(torch.cat([x, found], -1))).sin())
+            return outputs
 
     return Case(Field(), torch.randn(5, 1), outputs="values")
 

@@ -44,12 +44,13 @@ def built(config: str, model: str, **options: Any) -> nn.Module:
     """Return a model with random weights."""
     import transformers  # noqa: PLC0415 (may not be installed)
 
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # as transformers has it
     try:
         settings, kind = getattr(transformers, config), getattr(transformers, model)
     except AttributeError as error:
         raise ImportError(f"transformers {transformers.__version__} has no {model}") from error
-    return kind(settings(**options))
+    made: nn.Module = kind(settings(**options))
+    return made
 
 
 def causal(config: str, model: str, **options: Any) -> Case:
@@ -76,7 +77,7 @@ def writer(config: str, model: str, **options: Any) -> Case:
     """An encoder and a decoder; the library makes what the decoder reads from the labels."""
     batch, target = text(), torch.randint(3, WORDS, (4, 4))
     target[1, 3] = -100
-    made = built(config, model, **options)
+    made: Any = built(config, model, **options)  # with a method of its own
     inputs = {**batch, "decoder_input_ids": made.prepare_decoder_input_ids_from_labels(labels=target)}
     return Case(made, {**inputs, "use_cache": False}, target, given={**batch, "labels": target}, tolerance=SINGLE)
 
@@ -126,11 +127,11 @@ def detr() -> Case:
         "layer_type": "basic",
         "out_features": ["stage2"],
     }
-    import transformers  # noqa: PLC0415
+    from transformers.models.resnet import ResNetConfig  # noqa: PLC0415
 
     made = built(
         "DetrConfig", "DetrForObjectDetection", use_timm_backbone=False, use_pretrained_backbone=False, backbone=None,
-        backbone_config=transformers.ResNetConfig(**backbone), num_queries=3, d_model=16, encoder_layers=1,
+        backbone_config=ResNetConfig(**backbone), num_queries=3, d_model=16, encoder_layers=1,
         decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=20, decoder_ffn_dim=20,
         num_labels=3,
     )  # fmt: skip
@@ -150,7 +151,8 @@ def clip() -> Case:
     prompts = text(3)
 
     def against_prompts(model: nn.Module, pixels: Tensor) -> Tensor:
-        return model(pixel_values=pixels, **prompts).logits_per_image
+        value: Tensor = model(pixel_values=pixels, **prompts).logits_per_image
+        return value
 
     return Case(made, torch.randn(4, 3, 8, 8), labels(4), forward=against_prompts, tolerance=SINGLE)
 
@@ -573,7 +575,8 @@ def prompted(kind: str, trained: str, **options: Any) -> Case:
 
 
 def _without_prompt(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
-    return model(**inputs).logits[:, -inputs["input_ids"].shape[1] :]
+    value: Tensor = model(**inputs).logits[:, -inputs["input_ids"].shape[1] :]
+    return value
 
 
 TWO = {"target_modules": ["q_proj", "down_proj"]}

@@ -46,7 +46,8 @@ class SwiGlu(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        outputs: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return outputs
 
 
 class Attention(nn.Module):
@@ -74,7 +75,10 @@ class Attention(nn.Module):
             mask = mask.masked_fill(gap >= self.window, -torch.inf)
         if self.alibi:
             mask = mask - gap.clamp(min=0) * 2.0 ** -torch.arange(1, 5, dtype=x.dtype)[:, None, None]
-        return self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).reshape(n, t, 8))
+        outputs: Tensor = self.out(
+            F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).reshape(n, t, 8)
+        )
+        return outputs
 
 
 class Decoder(nn.Module):
@@ -93,7 +97,8 @@ class Decoder(nn.Module):
         if self.places is not None:
             x = x + self.places(torch.arange(tokens.shape[1]))
         x = x + self.attention(self.norms[0](x))
-        return self.head(self.norms[2](x + self.other(self.norms[1](x))))
+        outputs: Tensor = self.head(self.norms[2](x + self.other(self.norms[1](x))))
+        return outputs
 
 
 def mlp() -> nn.Module:
@@ -123,7 +128,8 @@ def padded_encoder(*, nested: bool) -> Case:
         def forward(self, tokens: Tensor) -> Tensor:
             padding = tokens == 0
             h = self.body(self.embed(tokens), src_key_padding_mask=padding)
-            return self.head((h * ~padding[..., None]).sum(1))
+            outputs: Tensor = self.head((h * ~padding[..., None]).sum(1))
+            return outputs
 
     tokens = torch.randint(1, WORDS, (5, 5)) * (torch.arange(5) < torch.tensor([5, 3, 4, 2, 5])[:, None])
     return Case(Encoder(), tokens, labels())
@@ -142,7 +148,8 @@ def whole_transformer() -> Case:
         def forward(self, source: Tensor, target: Tensor) -> Tensor:
             mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], dtype=torch.float64)
             h = self.body(self.source(source).transpose(0, 1), self.target(target).transpose(0, 1), tgt_mask=mask)
-            return self.head(h).transpose(0, 1)
+            outputs: Tensor = self.head(h).transpose(0, 1)
+            return outputs
 
     tokens, following = text()
     return Case(Whole(), (torch.randint(7, (4, 6)), tokens), following)
@@ -197,7 +204,8 @@ def shared() -> Case:
             for _ in range(3):
                 h = self.norm(x)
                 x = x + self.attention(h) + self.other(h)
-            return self.head(x)
+            outputs: Tensor = self.head(x)
+            return outputs
 
     return Case(Shared(), *text())
 
@@ -220,7 +228,8 @@ def latent() -> Case:
             turned = rotated(turned)[:, None].expand(-1, 2, -1, -1)
             q, k = torch.cat([q[..., :4], rotated(q[..., 4:])], -1), torch.cat([k, turned], -1)
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            return self.out(y.transpose(1, 2).reshape(n, t, 8))
+            outputs: Tensor = self.out(y.transpose(1, 2).reshape(n, t, 8))
+            return outputs
 
     return Case(Decoder(Latent(), SwiGlu()), *text())
 
@@ -244,7 +253,8 @@ def sinks() -> Case:
                 scores = (a @ b.transpose(-1, -2)).masked_fill(hidden, -torch.inf)
                 scores = torch.cat([scores, self.sink.view(1, 2, 1, 1).expand(n, -1, t, 1)], -1)
                 found.append(scores.softmax(-1)[..., :-1])
-            return self.out(((found[0] - self.less * found[1]) @ v).transpose(1, 2).reshape(n, t, 8))
+            outputs: Tensor = self.out(((found[0] - self.less * found[1]) @ v).transpose(1, 2).reshape(n, t, 8))
+            return outputs
 
     return Case(Decoder(Sinks(), mlp()), *text())
 
@@ -267,7 +277,8 @@ def t5() -> Case:
             for layer in self.qkv:
                 q, k, v = layer(x).view(n, t, 3, 2, 4).permute(2, 0, 3, 1, 4)
                 x = x + ((q @ k.transpose(-1, -2) + bias).softmax(-1) @ v).transpose(1, 2).reshape(n, t, 8)
-            return self.head(x)
+            outputs: Tensor = self.head(x)
+            return outputs
 
     return Case(Relative(), *text())
 
@@ -331,7 +342,8 @@ def one_tensor() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             h = F.gelu(torch.einsum("ntd,edh->nteh", x, self.up))
             out = torch.bmm(h.flatten(0, 1).transpose(0, 1), self.down).view(3, *x.shape)
-            return (out * self.router(x).softmax(-1).permute(2, 0, 1)[..., None]).sum(0)
+            outputs: Tensor = (out * self.router(x).softmax(-1).permute(2, 0, 1)[..., None]).sum(0)
+            return outputs
 
     return Case(Decoder(Attention(), Together()), *text())
 

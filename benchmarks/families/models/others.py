@@ -1,6 +1,7 @@
 """Policies, metric learning, unusual parametrisations, layers that solve something, memories."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -76,7 +77,8 @@ def dueling() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             h = self.body(x).relu()
             a = self.advantage(h)
-            return self.value(h) + a - a.mean(-1, keepdim=True)
+            outputs: Tensor = self.value(h) + a - a.mean(-1, keepdim=True)
+            return outputs
 
     return Case(Dueling(), torch.randn(5, 6), outputs="values")
 
@@ -96,7 +98,8 @@ def noisy() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             weight = self.mean + self.spread * torch.randn_like(self.mean) if self.training else self.mean
-            return self.head(F.linear(x, weight).relu())
+            outputs: Tensor = self.head(F.linear(x, weight).relu())
+            return outputs
 
     return Case(Noisy(), torch.randn(5, 6), labels())
 
@@ -111,7 +114,8 @@ def always_noisy() -> Case:
             self.net = two_layers()
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.net(x) + torch.randn(len(x), 3, dtype=x.dtype)
+            outputs: Tensor = self.net(x) + torch.randn(len(x), 3, dtype=x.dtype)
+            return outputs
 
     return Case(Drawn(), torch.randn(5, 6), labels(), mixes=True)
 
@@ -147,7 +151,8 @@ def decision() -> Case:
         def forward(self, returns: Tensor, states: Tensor, actions: Tensor) -> Tensor:
             h = torch.stack([self.returns(returns), self.states(states), self.actions(actions)], 2).flatten(1, 2)
             mask = torch.full((h.shape[1],) * 2, -torch.inf, dtype=h.dtype).triu(1)
-            return self.head(self.body(h, src_mask=mask)[:, 1::3])
+            outputs: Tensor = self.head(self.body(h, src_mask=mask)[:, 1::3])
+            return outputs
 
     actions = torch.randint(3, (4, 3))
     return Case(Decision(), (torch.randn(4, 3, 1), torch.randn(4, 3, 3), actions), actions)
@@ -179,18 +184,21 @@ def episode() -> Case:
 
         def forward(self, x: Tensor, support: Tensor) -> Tensor:
             centres = self.body(support).view(3, 2, 4).mean(1)
-            return -(self.body(x)[:, None] - centres).square().sum(-1)
+            outputs: Tensor = -(self.body(x)[:, None] - centres).square().sum(-1)
+            return outputs
 
     support = torch.randn(6, 6)
     return Case(Episode(), (torch.randn(5, 6), support), labels())
 
 
-class Cosine(nn.Module):
+class Sphere(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body, self.weight = two_layers(4), nn.Parameter(torch.randn(3, 4))
         self.scale = nn.Parameter(torch.tensor(4.0))
 
+
+class Cosine(Sphere):
     def forward(self, x: Tensor) -> Tensor:
         return self.scale * F.linear(F.normalize(self.body(x), dim=-1), F.normalize(self.weight, dim=-1))
 
@@ -205,7 +213,7 @@ def cosine() -> Case:
 def arcface() -> Case:
     """The true class's angle grows by a margin, so that the label is an input."""
 
-    class ArcFace(Cosine):
+    class ArcFace(Sphere):
         def forward(self, x: Tensor, label: Tensor) -> Tensor:
             cosines = F.linear(F.normalize(self.body(x), dim=-1), F.normalize(self.weight, dim=-1))
             angles = cosines.clamp(-0.999, 0.999).acos() + 0.3 * F.one_hot(label, 3)
@@ -307,7 +315,8 @@ class LowRank(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.length is None:
-            return self.layer(x) + 0.5 * (x @ self.a.T) @ self.b.T
+            outputs: Tensor = self.layer(x) + 0.5 * (x @ self.a.T) @ self.b.T
+            return outputs
         weight = self.layer.weight + 0.5 * self.b @ self.a
         return F.linear(x, self.length[:, None] * F.normalize(weight, dim=1), self.layer.bias)
 
@@ -342,7 +351,8 @@ def adapters() -> Case:
             self.down, self.up = nn.Linear(7, 2), nn.Linear(2, 7)
 
         def forward(self, x: Tensor) -> Tensor:
-            return x + self.up(self.down(x).relu())
+            outputs: Tensor = x + self.up(self.down(x).relu())
+            return outputs
 
     model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), Adapter(), nn.Linear(7, 3))
     return Case(frozen(model, "down", "up"), torch.randn(5, 6), labels())
@@ -360,7 +370,8 @@ def prompts() -> Case:
 
         def forward(self, tokens: Tensor) -> Tensor:
             prompt = self.prompt.unsqueeze(0).expand(len(tokens), -1, -1)
-            return self.head(self.body(torch.cat([prompt, self.embed(tokens)], 1))[:, 0])
+            outputs: Tensor = self.head(self.body(torch.cat([prompt, self.embed(tokens)], 1))[:, 0])
+            return outputs
 
     return Case(frozen(Prompted(), "prompt", "head"), torch.randint(6, (5, 4)), labels())
 
@@ -444,6 +455,8 @@ def kan() -> Case:
     """Splines on every edge: coefficients of hat functions, and a base weight."""
 
     class Kan(nn.Module):
+        knots: Tensor
+
         def __init__(self, inputs: int, outputs: int) -> None:
             super().__init__()
             self.coefficients, self.base = nn.Parameter(torch.randn(outputs, inputs, 5)), nn.Linear(inputs, outputs)
@@ -451,7 +464,8 @@ def kan() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             hats = (1 - (x[..., None] - self.knots).abs()).relu()
-            return self.base(F.silu(x)) + torch.einsum("nik,oik->no", hats, self.coefficients)
+            outputs: Tensor = self.base(F.silu(x)) + torch.einsum("nik,oik->no", hats, self.coefficients)
+            return outputs
 
     return Case(nn.Sequential(Kan(6, 4), Kan(4, 3)), torch.randn(5, 6), labels())
 
@@ -470,7 +484,8 @@ def rbf() -> Case:
             )
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.head((-(x[:, None] - self.centres).square().sum(-1) * self.widths.exp() / 6).exp())
+            outputs: Tensor = self.head((-(x[:, None] - self.centres).square().sum(-1) * self.widths.exp() / 6).exp())
+            return outputs
 
     return Case(Rbf(), torch.randn(5, 6), labels())
 
@@ -488,7 +503,8 @@ def gates() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             g = self.gate(x).sigmoid()
             h = g * self.pieces(x).view(-1, 6, 3).amax(-1) + (1 - g) * x
-            return self.head(h * (self.slope * h).sigmoid()) / self.temperature
+            outputs: Tensor = self.head(h * (self.slope * h).sigmoid()) / self.temperature
+            return outputs
 
     return Case(Gates(), torch.randn(5, 6), labels())
 
@@ -499,7 +515,8 @@ class Flow(nn.Module):
         self.net = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4))
 
     def forward(self, t: float, x: Tensor) -> Tensor:
-        return self.net(torch.cat([x, torch.full_like(x[:, :1], t)], -1))
+        outputs: Tensor = self.net(torch.cat([x, torch.full_like(x[:, :1], t)], -1))
+        return outputs
 
 
 @implicit.add("neural ODE")
@@ -520,7 +537,8 @@ def ode() -> Case:
                 c = self.flow(t + h / 2, x + h / 2 * b)
                 d = self.flow(t + h, x + h * c)
                 x = x + h / 6 * (a + 2 * b + 2 * c + d)
-            return self.head(x)
+            outputs: Tensor = self.head(x)
+            return outputs
 
     return Case(Ode(), torch.randn(5, 6), labels())
 
@@ -531,7 +549,8 @@ class Deq(nn.Module):
         self.w, self.u, self.head = nn.Linear(5, 5), nn.Linear(6, 5), nn.Linear(5, 3)
 
     def step(self, z: Tensor, x: Tensor) -> Tensor:
-        return (0.3 * self.w(z) + self.u(x)).tanh()
+        value: Tensor = (0.3 * self.w(z) + self.u(x)).tanh()
+        return value
 
 
 @implicit.add("DEQ, unrolled")
@@ -543,7 +562,8 @@ def unrolled() -> Case:
             z = torch.zeros(len(x), 5, dtype=x.dtype)
             for _ in range(50):
                 z = self.step(z, x)
-            return self.head(z)
+            outputs: Tensor = self.head(z)
+            return outputs
 
     return Case(Unrolled(), torch.randn(5, 6), labels())
 
@@ -570,7 +590,8 @@ def deq() -> Case:
                     return g
 
                 z.register_hook(solve)
-            return self.head(z)
+            outputs: Tensor = self.head(z)
+            return outputs
 
     return Case(Implicit(), torch.randn(5, 6), labels())
 
@@ -579,13 +600,14 @@ class FixedPoint(torch.autograd.Function):
     """x ↦ x³ with a gradient of its own."""
 
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         return x**3
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
-        return 3 * ctx.saved_tensors[0] ** 2 * grad
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        value: Tensor = 3 * ctx.saved_tensors[0] ** 2 * grad
+        return value
 
 
 @implicit.add("autograd.Function of one's own")
@@ -598,7 +620,8 @@ def own_function() -> Case:
             self.first, self.scale, self.head = nn.Linear(6, 5), nn.Parameter(torch.ones(5, 5)), nn.Linear(5, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.head(FixedPoint.apply(self.first(x) @ self.scale.tanh()))
+            outputs: Tensor = self.head(FixedPoint.apply(self.first(x) @ self.scale.tanh()))  # type: ignore[no-untyped-call]  # as torch has it
+            return outputs
 
     return Case(Own(), torch.randn(5, 6), labels())
 
@@ -615,7 +638,8 @@ def solver() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             b = self.make(x)
             matrix = self.matrix @ self.matrix.T + torch.diag_embed(1 + b.square())
-            return self.head(torch.linalg.solve(matrix, b[..., None]).squeeze(-1))
+            outputs: Tensor = self.head(torch.linalg.solve(matrix, b[..., None]).squeeze(-1))
+            return outputs
 
     return Case(Solve(), torch.randn(5, 6), labels())
 
@@ -638,7 +662,8 @@ def capsules() -> Case:
                 size = s.square().sum(-1, keepdim=True)
                 v = s * size.sqrt() / (1 + size)
                 logits = logits + (votes * v[:, None]).sum(-1)
-            return v.norm(dim=-1)
+            outputs: Tensor = v.norm(dim=-1)
+            return outputs
 
     return Case(Capsules(), torch.randn(5, 6), labels())
 
@@ -667,7 +692,8 @@ def memory() -> Case:
                 weights = (F.softplus(self.strength(state)) * match).softmax(-1)
                 memory = memory + weights[..., None] * self.write(state)[:, None].tanh()
                 read = (weights[..., None] * memory).sum(1)
-            return self.head(torch.cat([state, read], -1))
+            outputs: Tensor = self.head(torch.cat([state, read], -1))
+            return outputs
 
     return Case(Machine(), torch.randn(5, 4, 4), labels())
 
@@ -689,7 +715,8 @@ def product_keys() -> Case:
             q = self.query(x).view(-1, 2, 2)
             a, b = torch.einsum("nhd,hkd->hnk", q, self.keys)
             scores, places = (a[:, :, None] + b[:, None]).flatten(1).topk(3)
-            return (scores.softmax(-1)[..., None] * self.values(places)).sum(1)
+            outputs: Tensor = (scores.softmax(-1)[..., None] * self.values(places)).sum(1)
+            return outputs
 
     return Case(Keys(), torch.randn(5, 6), labels())
 
@@ -711,7 +738,8 @@ def early_exit() -> Case:
                 if not bool(going.any()):
                     break
                 h = torch.where(going[:, None], self.block(h).tanh(), h)
-            return self.head(h)
+            outputs: Tensor = self.head(h)
+            return outputs
 
     return Case(Exits(), torch.randn(5, 6), labels())
 
@@ -721,12 +749,15 @@ def random_features() -> Case:
     """Fixed cosine features with a learned length scale (SNGP's head)."""
 
     class Features(nn.Module):
+        waves: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.scale, self.head = nn.Parameter(torch.zeros(())), nn.Linear(8, 3)
             self.register_buffer("waves", torch.randn(6, 8))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.head(math.sqrt(0.25) * (x @ self.waves * self.scale.exp()).cos())
+            outputs: Tensor = self.head(math.sqrt(0.25) * (x @ self.waves * self.scale.exp()).cos())
+            return outputs
 
     return Case(Features(), torch.randn(5, 6), labels())

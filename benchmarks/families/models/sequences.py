@@ -19,7 +19,8 @@ class Read(nn.Module):
         self.layer, self.head = layer, nn.Linear(width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(x)[0][:, -1])
+        outputs: Tensor = self.head(self.layer(x)[0][:, -1])
+        return outputs
 
 
 def series(length: int = 6, width: int = 4, samples: int = 5) -> Tensor:
@@ -56,7 +57,8 @@ class TimeFirst(nn.Module):
         self.layer, self.head = nn.LSTM(4, 5), nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(x.transpose(0, 1))[0][-1])
+        outputs: Tensor = self.head(self.layer(x.transpose(0, 1))[0][-1])
+        return outputs
 
 
 @recurrent.add("LSTM, time first")
@@ -81,10 +83,12 @@ def cell() -> Case:
             self.cell, self.head = nn.LSTMCell(4, 5), nn.Linear(5, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            state = None
+            state: tuple[Tensor, Tensor] | None = None
             for step in x.unbind(1):
                 state = self.cell(step, state)
-            return self.head(state[0])
+            assert state is not None
+            outputs: Tensor = self.head(state[0])
+            return outputs
 
     return Case(Steps(), series(), labels())
 
@@ -106,7 +110,8 @@ def packed() -> Case:
             pack = nn.utils.rnn.pack_padded_sequence(
                 self.embed(tokens), lengths, batch_first=True, enforce_sorted=False
             )
-            return self.head(self.layer(pack)[1][0][-1])
+            outputs: Tensor = self.head(self.layer(pack)[1][0][-1])
+            return outputs
 
     lengths = torch.tensor([6, 3, 5, 1, 4])
     tokens = torch.randint(1, 9, (5, 6)) * (torch.arange(6) < lengths[:, None])
@@ -127,7 +132,8 @@ def learned_state() -> Case:
             )
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.layer(x, self.start.expand(-1, len(x), -1).contiguous())[0][:, -1])
+            outputs: Tensor = self.head(self.layer(x, self.start.expand(-1, len(x), -1).contiguous())[0][:, -1])
+            return outputs
 
     return Case(Started(), series(), labels())
 
@@ -143,7 +149,8 @@ def tcn() -> Case:
             self.conv = nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 4, 2, dilation=dilation))
 
         def forward(self, x: Tensor) -> Tensor:
-            return x + self.conv(F.pad(x, (self.dilation, 0))).relu()
+            outputs: Tensor = x + self.conv(F.pad(x, (self.dilation, 0))).relu()
+            return outputs
 
     model = nn.Sequential(Causal(1), Causal(2), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 3))
     return Case(model, torch.randn(5, 4, 6), labels())
@@ -161,12 +168,15 @@ def wavenet() -> Case:
             self.mixes, self.head = nn.ModuleList(nn.Conv1d(4, 8, 1) for _ in range(2)), nn.Conv1d(4, 5, 1)
 
         def forward(self, tokens: Tensor) -> Tensor:
+            skips: Tensor | int
             x, skips = self.embed(tokens).transpose(1, 2), 0
             for d, gate, mix in zip((1, 2), self.gates, self.mixes, strict=True):
                 a, b = gate(F.pad(x, (d, 0))).chunk(2, 1)
                 out, skip = mix(a.tanh() * b.sigmoid()).chunk(2, 1)
                 x, skips = x + out, skips + skip
-            return self.head(skips.relu()).transpose(1, 2)
+            assert isinstance(skips, Tensor)
+            outputs: Tensor = self.head(skips.relu()).transpose(1, 2)
+            return outputs
 
     tokens = torch.randint(5, (4, 6))
     return Case(WaveNet(), tokens, tokens.roll(-1, 1))
@@ -209,7 +219,8 @@ class Head(nn.Module):
         self.embed, self.layer, self.head = nn.Linear(4, width), layer, nn.Linear(width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(self.embed(x)).mean(1))
+        outputs: Tensor = self.head(self.layer(self.embed(x)).mean(1))
+        return outputs
 
 
 class SelectiveScan(nn.Module):
@@ -232,7 +243,8 @@ class SelectiveScan(nn.Module):
         for t in range(x.shape[1]):
             state = decay[:, t] * state + new[:, t]
             found.append((state * c[:, t, None]).sum(-1))
-        return self.out((torch.stack(found, 1) + self.skip * x) * F.silu(gate))
+        outputs: Tensor = self.out((torch.stack(found, 1) + self.skip * x) * F.silu(gate))
+        return outputs
 
 
 @state_space.add("Mamba")
@@ -258,7 +270,8 @@ def s4() -> Case:
             )
             n = 2 * x.shape[1]
             waves = torch.fft.rfft(x.transpose(1, 2), n) * torch.fft.rfft(2 * kernel.real, n)
-            return torch.fft.irfft(waves, n)[..., : x.shape[1]].transpose(1, 2)
+            outputs: Tensor = torch.fft.irfft(waves, n)[..., : x.shape[1]].transpose(1, 2)
+            return outputs
 
     return Case(Head(Diagonal()), series(), labels())
 
@@ -294,7 +307,8 @@ def fno() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             modes = torch.fft.rfft(x.transpose(1, 2))[..., :3]
             out = torch.einsum("nim,iom->nom", modes, self.weight)
-            return x + torch.fft.irfft(out, x.shape[1]).transpose(1, 2)
+            outputs: Tensor = x + torch.fft.irfft(out, x.shape[1]).transpose(1, 2)
+            return outputs
 
     return Case(Head(Fourier()).double(), series().double(), labels(), dtype=None)
 
@@ -322,7 +336,8 @@ def rwkv() -> Case:
                 found.append((top + now * v[:, t]) / (bottom + now))
                 fade, new = (-self.decay[0].exp()).exp(), k[:, t].exp()
                 top, bottom = fade * top + new * v[:, t], fade * bottom + new
-            return x + self.out(r.sigmoid() * torch.stack(found, 1)).relu().square()
+            outputs: Tensor = x + self.out(r.sigmoid() * torch.stack(found, 1)).relu().square()
+            return outputs
 
     return Case(Head(Rwkv()), series(), labels())
 
@@ -343,7 +358,8 @@ def hyena() -> Case:
             kernel = self.filter(torch.cat([t, (6 * t).sin(), (6 * t).cos()], -1)) * (-3 * t).exp()
             n = 2 * x.shape[1]
             waves = torch.fft.rfft((v * a).transpose(1, 2), n) * torch.fft.rfft(kernel.T, n)
-            return self.out(b * torch.fft.irfft(waves, n)[..., : x.shape[1]].transpose(1, 2))
+            outputs: Tensor = self.out(b * torch.fft.irfft(waves, n)[..., : x.shape[1]].transpose(1, 2))
+            return outputs
 
     return Case(Head(Hyena()), series(), labels())
 
@@ -357,15 +373,20 @@ class Retention(nn.Module):
         self.rate = nn.Parameter(torch.tensor(1.0)) if decay else None
 
     def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor
         q, k, v = self.qkv(x).chunk(3, -1)
         if self.rate is not None:
             gap = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
             weights = (q @ k.transpose(1, 2)) * (self.rate.sigmoid() ** gap.clamp(min=0)).tril()
             y = weights @ v
-            return self.out(self.norm(y.flatten(0, 1)).view_as(y))
+            outputs = self.out(self.norm(y.flatten(0, 1)).view_as(y))
+            return outputs
         q, k = F.elu(q) + 1, F.elu(k) + 1
         sums = torch.einsum("nti,ntj->ntij", k, v).cumsum(1)
-        return self.out(torch.einsum("nti,ntij->ntj", q, sums) / torch.einsum("nti,nti->nt", q, k.cumsum(1))[..., None])
+        outputs = self.out(
+            torch.einsum("nti,ntij->ntj", q, sums) / torch.einsum("nti,nti->nt", q, k.cumsum(1))[..., None]
+        )
+        return outputs
 
 
 @state_space.add("linear attention")

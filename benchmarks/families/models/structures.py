@@ -37,7 +37,8 @@ class Graph(nn.Module):
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
         h = self.gather(self.first(x), edges).relu()
-        return self.head(self.gather(self.second(h), edges).relu().mean(1))
+        outputs: Tensor = self.head(self.gather(self.second(h), edges).relu().mean(1))
+        return outputs
 
 
 @graphs.add("GCN")
@@ -74,7 +75,8 @@ def index_add() -> Case:
             source, target = ends[:, 0].flatten(), ends[:, 1].flatten()
             messages = self.message(torch.cat([flat[source], flat[target]], -1)).relu()
             arrived = torch.zeros(n * nodes, 4, dtype=x.dtype).index_add(0, target, messages)
-            return self.head(self.update(torch.cat([flat, arrived], -1)).relu().view(n, nodes, 4).mean(1))
+            outputs: Tensor = self.head(self.update(torch.cat([flat, arrived], -1)).relu().view(n, nodes, 4).mean(1))
+            return outputs
 
     return Case(Messages(), (torch.randn(5, 4, 3), torch.randint(4, (5, 2, 6))), labels())
 
@@ -90,7 +92,8 @@ class Loose(nn.Module):
         h = self.message(x)
         h = torch.zeros_like(h).index_add(0, edges[1], h[edges[0]]).relu()
         found = torch.zeros(int(graph.max()) + 1, 4, dtype=x.dtype).index_add(0, graph, h)
-        return self.head(found)
+        outputs: Tensor = self.head(found)
+        return outputs
 
 
 @graphs.add("graphs in one list of nodes")
@@ -111,7 +114,8 @@ def nodes() -> Case:
             self.first, self.second = nn.Linear(3, 5), nn.Linear(5, 3)
 
         def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-            return edges @ self.second((edges @ self.first(x)).relu())
+            outputs: Tensor = edges @ self.second((edges @ self.first(x)).relu())
+            return outputs
 
     edges = (torch.rand(6, 6) < 0.5).float()
     return Case(Nodes(), (torch.randn(6, 3), edges + torch.eye(6)), labels(6), mixes=True, whole=True)
@@ -122,6 +126,8 @@ def transductive() -> Case:
     """The same with the adjacency as a buffer, called with all nodes."""
 
     class Nodes(nn.Module):
+        edges: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.first, self.second = nn.Linear(3, 5), nn.Linear(5, 3)
@@ -129,7 +135,8 @@ def transductive() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             edges = self.edges[: len(x), : len(x)]
-            return edges @ self.second((edges @ self.first(x)).relu())
+            outputs: Tensor = edges @ self.second((edges @ self.first(x)).relu())
+            return outputs
 
     return Case(Nodes(), torch.randn(6, 3), labels(6), mixes=True)
 
@@ -150,7 +157,10 @@ def graph_transformer() -> Case:
 
         def forward(self, x: Tensor, distances: Tensor) -> Tensor:
             q, k, v = self.qkv(self.embed(x)).chunk(3, -1)
-            return self.head(((q @ k.transpose(1, 2) + self.bias(distances).squeeze(-1)).softmax(-1) @ v).mean(1))
+            outputs: Tensor = self.head(
+                ((q @ k.transpose(1, 2) + self.bias(distances).squeeze(-1)).softmax(-1) @ v).mean(1)
+            )
+            return outputs
 
     return Case(GraphTransformer(), (torch.randn(5, 4, 3), torch.randint(3, (5, 4, 4))), labels())
 
@@ -191,7 +201,8 @@ def pointnet() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             turn = self.turn(x.amax(1)).view(-1, 3, 3)
-            return self.head(self.norm(self.points(torch.bmm(x, turn).transpose(1, 2))).relu().amax(-1))
+            outputs: Tensor = self.head(self.norm(self.points(torch.bmm(x, turn).transpose(1, 2))).relu().amax(-1))
+            return outputs
 
     return Case(PointNet(), torch.randn(5, 7, 3), labels())
 
@@ -209,7 +220,8 @@ def dgcnn() -> Case:
             near = torch.cdist(x, x).topk(3, largest=False).indices
             neighbours = x[torch.arange(len(x))[:, None, None], near]
             centre = x[:, :, None].expand_as(neighbours)
-            return self.head(self.edge(torch.cat([centre, neighbours - centre], -1)).relu().amax((1, 2)))
+            outputs: Tensor = self.head(self.edge(torch.cat([centre, neighbours - centre], -1)).relu().amax((1, 2)))
+            return outputs
 
     return Case(Dgcnn(), torch.randn(5, 6, 3), labels())
 
@@ -224,7 +236,8 @@ def deep_sets() -> Case:
             self.inner, self.outer = nn.Sequential(nn.Linear(3, 6), nn.ReLU()), nn.Linear(6, 3)
 
         def forward(self, x: Tensor, there: Tensor) -> Tensor:
-            return self.outer((self.inner(x) * there[..., None]).sum(1))
+            outputs: Tensor = self.outer((self.inner(x) * there[..., None]).sum(1))
+            return outputs
 
     return Case(DeepSets(), (torch.randn(5, 4, 3), (torch.rand(5, 4) < 0.7).float()), labels())
 
@@ -244,7 +257,8 @@ def set_transformer() -> Case:
             x = self.embed(x)
             h = self.first(self.points.expand(len(x), -1, -1), x, x)[0]
             h = x + self.second(x, h, h)[0]
-            return self.head(self.pool(self.seed.expand(len(x), -1, -1), h, h)[0].squeeze(1))
+            outputs: Tensor = self.head(self.pool(self.seed.expand(len(x), -1, -1), h, h)[0].squeeze(1))
+            return outputs
 
     return Case(SetTransformer(), torch.randn(5, 4, 3), labels())
 
@@ -265,7 +279,8 @@ def conformer() -> Case:
             x = x + 0.5 * self.feed(x)
             x = x + self.attention(x, x, x)[0]
             h = F.silu(self.norm(self.depth(F.glu(self.point(x.transpose(1, 2)), 1)))).transpose(1, 2)
-            return self.head(x + h)
+            outputs: Tensor = self.head(x + h)
+            return outputs
 
     return Case(Conformer(), torch.randn(4, 5, 4), torch.arange(20).reshape(4, 5) % 3)
 
@@ -300,7 +315,8 @@ def spectrogram() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             waves = torch.stft(x, 8, 4, window=self.window, return_complex=True).abs().square().transpose(1, 2)
-            return self.head((self.gain * self.mel(waves)).relu().mean(1))
+            outputs: Tensor = self.head((self.gain * self.mel(waves)).relu().mean(1))
+            return outputs
 
     return Case(Spectrogram(), torch.randn(5, 32), labels())
 
@@ -322,7 +338,8 @@ def sincnet() -> Case:
             t = torch.linspace(-1, 1, 8, dtype=x.dtype)
             low, high = self.low.abs(), self.low.abs() + self.band.abs()
             filters = ((6 * high * t).sin() - (6 * low * t).sin()) / t
-            return self.head(F.conv1d(x[:, None], filters[:, None]).abs().mean(-1))
+            outputs: Tensor = self.head(F.conv1d(x[:, None], filters[:, None]).abs().mean(-1))
+            return outputs
 
     return Case(SincNet(), torch.randn(5, 20), labels())
 
@@ -343,7 +360,8 @@ def embedded() -> Case:
 
         def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
             found = [column(c) for column, c in zip(self.columns, categories.unbind(1), strict=True)]
-            return self.body(torch.cat([numbers, *found], -1))
+            outputs: Tensor = self.body(torch.cat([numbers, *found], -1))
+            return outputs
 
     return Case(Tabular(), a_table(), labels())
 
@@ -358,7 +376,8 @@ def as_dict() -> Case:
             self.column, self.head = nn.Embedding(4, 3), nn.Linear(9, 3)
 
         def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
-            return self.head(torch.cat([numbers, self.column(categories).flatten(1)], -1))
+            outputs: Tensor = self.head(torch.cat([numbers, self.column(categories).flatten(1)], -1))
+            return outputs
 
     numbers, categories = a_table()
     inputs = {"numbers": numbers, "categories": categories}
@@ -375,7 +394,8 @@ def dict_argument() -> Case:
             self.head = nn.Linear(3, 3)
 
         def forward(self, batch: dict[str, Tensor]) -> Tensor:
-            return self.head(batch["numbers"])
+            outputs: Tensor = self.head(batch["numbers"])
+            return outputs
 
     inputs = {"numbers": torch.randn(5, 3)}
     return Case(Whole(), inputs, labels(), given=(inputs, labels()), formula=lambda model, batch: model(batch))
@@ -397,7 +417,8 @@ def ft_transformer() -> Case:
             tokens = numbers[..., None] * self.weight + self.bias
             named = self.columns(categories + torch.tensor([0, 4]))
             first = self.token.expand(len(numbers), 1, -1)
-            return self.head(self.block(torch.cat([first, tokens, named], 1))[:, 0])
+            outputs: Tensor = self.head(self.block(torch.cat([first, tokens, named], 1))[:, 0])
+            return outputs
 
     return Case(FtTransformer(), a_table(), labels())
 
@@ -418,13 +439,15 @@ def tabnet() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.norm(x)
+            out: Tensor | int
             prior, state, out = torch.ones_like(x), F.glu(self.shared(x)), 0
             for gate in self.gates:
                 mask = (prior * gate(state)).softmax(-1)
                 prior = prior * (self.relax - mask)
                 state = F.glu(self.shared(mask * x))
                 out = out + state.relu()
-            return self.head(out)
+            outputs: Tensor = self.head(out)
+            return outputs
 
     return Case(TabNet(), torch.randn(5, 5), labels())
 
@@ -445,7 +468,8 @@ def field_aware() -> Case:
             x = x + torch.tensor([0, 4, 8])
             found = [field(x).view(len(x), 3, 2, 3) for field in self.fields]
             pairs = sum((found[j][:, i] * found[i][:, j]).sum(1) for i in range(3) for j in range(i + 1, 3))
-            return self.linear(x) + pairs
+            outputs: Tensor = self.linear(x) + pairs
+            return outputs
 
     return Case(Ffm(), torch.randint(4, (5, 3)), labels())
 
@@ -468,7 +492,8 @@ def dlrm() -> Case:
             all_of_them = torch.stack([self.bottom(numbers), bag, self.other(one)], 1)
             products = torch.bmm(all_of_them, all_of_them.transpose(1, 2))
             i, j = torch.tril_indices(3, 3, -1)
-            return self.top(torch.cat([self.bottom(numbers), products[:, i, j]], -1))
+            outputs: Tensor = self.top(torch.cat([self.bottom(numbers), products[:, i, j]], -1))
+            return outputs
 
     return Case(Dlrm(), (torch.randn(5, 3), torch.randint(6, (5, 3)), torch.randint(6, (5,))), labels())
 
@@ -498,7 +523,8 @@ def in_batch() -> Case:
             self.users, self.items = nn.Embedding(6, 4), nn.Embedding(9, 4)
 
         def forward(self, user: Tensor, item: Tensor) -> Tensor:
-            return self.users(user) @ self.items(item).T
+            outputs: Tensor = self.users(user) @ self.items(item).T
+            return outputs
 
     return Case(InBatch(), (torch.arange(5), torch.arange(5)), torch.arange(5), mixes=True)
 
@@ -513,7 +539,8 @@ def max_norm() -> Case:
             self.embed, self.head = nn.Embedding(6, 4, max_norm=1.0), nn.Linear(4, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.embed(x).tanh().mean(1))
+            outputs: Tensor = self.head(self.embed(x).tanh().mean(1))
+            return outputs
 
     return Case(Shortened(), torch.randint(6, (5, 3)), labels())
 

@@ -1,5 +1,7 @@
 """Parameters used in ways that a tracer may overlook: derivatives inside forward, rows, slices, detached copies."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -46,7 +48,8 @@ def pinn_func() -> Case:
             self.field = field(2)
 
         def forward(self, x: Tensor) -> Tensor:
-            return torch.vmap(torch.func.grad(lambda one: self.field(one).squeeze()))(x)
+            outputs: Tensor = torch.vmap(torch.func.grad(lambda one: self.field(one).squeeze()))(x)
+            return outputs
 
     return Case(Pinn(), torch.randn(5, 2), outputs="values")
 
@@ -127,11 +130,11 @@ def unrolled() -> Case:
 
 class Reverse(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x):  # noqa: ARG004
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: ARG004
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
         return -0.5 * grad
 
 
@@ -146,7 +149,8 @@ def reversal() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             h = self.body(x).tanh()
-            return self.head(h) + self.domain(Reverse.apply(h))
+            outputs: Tensor = self.head(h) + self.domain(Reverse.apply(h))  # type: ignore[no-untyped-call]  # as torch has it
+            return outputs
 
     return Case(Adversarial(), torch.randn(5, 6), labels())
 
@@ -164,7 +168,8 @@ def activation_hooks() -> Case:
             h = self.first(x).tanh()
             if h.requires_grad:
                 h.register_hook(lambda grad: 0.25 * grad)
-            return self.head(h)
+            outputs: Tensor = self.head(h)
+            return outputs
 
     return Case(Hooked(), torch.randn(5, 6), labels())
 
@@ -181,7 +186,8 @@ def detached() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             h = self.first(x).tanh()
             h = h + F.linear(h, self.first.weight.detach(), self.first.bias)
-            return self.head(torch.cat([h[:, :3].detach(), h[:, 3:]], -1))
+            outputs: Tensor = self.head(torch.cat([h[:, :3].detach(), h[:, 3:]], -1))
+            return outputs
 
     return Case(Detached(), torch.randn(5, 6), labels())
 
@@ -199,7 +205,8 @@ def slices() -> Case:
             h = F.linear(x, self.weight[:4]).tanh()
             h = F.linear(h, self.weight[1:, 1:5].clone()).tanh()
             h = F.linear(h, self.weight.flip(0)[:, :5]) + h.sum(1, keepdim=True)
-            return self.head(h @ self.weight.T)
+            outputs: Tensor = self.head(h @ self.weight.T)
+            return outputs
 
     return Case(Slices(), torch.randn(5, 6), labels())
 
@@ -255,7 +262,8 @@ def in_place() -> Case:
             out[:, :4] = self.second(h)[:, :4]
             out[:, 4:] += h[:, :2]
             out.add_(h, alpha=0.5).masked_fill_(x > 1.5, 0.1)
-            return self.head(out)
+            outputs: Tensor = self.head(out)
+            return outputs
 
     return Case(InPlace(), torch.randn(5, 6), labels())
 
@@ -272,7 +280,8 @@ def elsewhere() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             h = (self.weight @ x.T).tanh()  # [5, N]
             pairs = torch.stack([h, h.flip(0)], -1).reshape(-1, 2)
-            return self.head(self.mix(pairs).view(5, len(x), 2).sum(-1).T)
+            outputs: Tensor = self.head(self.mix(pairs).view(5, len(x), 2).sum(-1).T)
+            return outputs
 
     return Case(Elsewhere(), torch.randn(5, 6), labels())
 
@@ -288,7 +297,8 @@ def centred_out() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             mean = x.mean(0)
-            return self.head(self.first(x - mean) + F.linear(mean, self.first.weight))
+            outputs: Tensor = self.head(self.first(x - mean) + F.linear(mean, self.first.weight))
+            return outputs
 
     return Case(Cancelled(), torch.randn(5, 6), labels())
 
@@ -307,7 +317,8 @@ def hidden_parameters() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             for step in self.steps:
                 x = (torch.matmul(x, step) + self.offsets["a"]).tanh()
-            return self.heads[str(x.shape[1])](x)
+            outputs: Tensor = self.heads[str(x.shape[1])](x)
+            return outputs
 
     return Case(Kept(), torch.randn(5, 6), labels())
 
@@ -327,7 +338,10 @@ def products() -> Case:
             x = x + torch.tensordot(x, self.b, dims=([1], [1]))
             x = x + torch.einsum("ni,ij,nj->n", x, self.c, x)[:, None] * self.v
             x = x + torch.baddbmm(self.v.view(1, 1, 6), x[:, None], self.a.expand(len(x), 6, 6)).squeeze(1)
-            return self.head(x * torch.mv(x, self.v)[:, None] + x @ torch.kron(self.w, self.w.T.contiguous()))
+            outputs: Tensor = self.head(
+                x * torch.mv(x, self.v)[:, None] + x @ torch.kron(self.w, self.w.T.contiguous())
+            )
+            return outputs
 
     return Case(Products(), 0.3 * torch.randn(5, 6), labels())
 
@@ -344,7 +358,8 @@ def functions() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             one, exp, soft, total, ordered = self.scales
             x = (1 + one) * x + exp.exp() * x.sin()
-            return self.head(soft.softmax(0) * x + total.cumsum(0) * x.cos() + ordered.sort().values * x)
+            outputs: Tensor = self.head(soft.softmax(0) * x + total.cumsum(0) * x.cos() + ordered.sort().values * x)
+            return outputs
 
     return Case(Functions(), torch.randn(5, 6), labels())
 
@@ -375,7 +390,8 @@ def sorted_samples() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             order = x[:, 0].argsort()
-            return self.net(x[order])[order.argsort()]
+            outputs: Tensor = self.net(x[order])[order.argsort()]
+            return outputs
 
     return Case(Sorted(), torch.randn(5, 6), labels())
 
@@ -410,6 +426,7 @@ def two_views() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             a, b = self.net(torch.cat([x, x.flip(1)])).chunk(2)
-            return a + b.tanh()
+            outputs: Tensor = a + b.tanh()
+            return outputs
 
     return Case(Views(), torch.randn(5, 6), labels())

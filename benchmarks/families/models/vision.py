@@ -140,7 +140,8 @@ def other_layers() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             h = self.local(self.shuffle(self.act(self.norm(self.conv(x))))).mean((2, 3))
-            return self.head(self.mix(h, x.mean((2, 3))))
+            outputs: Tensor = self.head(self.mix(h, x.mean((2, 3))))
+            return outputs
 
     return Case(Other(), images(), labels())
 
@@ -151,7 +152,8 @@ class Residual(nn.Module):
         self.inner, self.shortcut = inner, shortcut or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) + self.shortcut(x)
+        outputs: Tensor = self.inner(x) + self.shortcut(x)
+        return outputs
 
 
 def conv_bn(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -224,7 +226,8 @@ class SqueezeExcite(nn.Module):
         self.down, self.up = nn.Conv2d(width, 2, 1), nn.Conv2d(2, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.up(F.silu(self.down(x.mean((2, 3), keepdim=True)))).sigmoid()
+        outputs: Tensor = x * self.up(F.silu(self.down(x.mean((2, 3), keepdim=True)))).sigmoid()
+        return outputs
 
 
 @vision.add("MobileNet")
@@ -250,7 +253,8 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         skip = self.down1(x).relu()
-        return self.head(torch.cat([skip, self.up(self.down2(F.max_pool2d(skip, 2)).relu())], 1))
+        outputs: Tensor = self.head(torch.cat([skip, self.up(self.down2(F.max_pool2d(skip, 2)).relu())], 1))
+        return outputs
 
 
 def pixels(samples: int = 4, height: int = 2, width: int = 4) -> Tensor:
@@ -351,7 +355,8 @@ def two_stage() -> Case:
             grid = torch.stack(torch.meshgrid(step, step, indexing="xy"), -1).view(1, 1, 4, 2)
             places = boxes[..., None, :2].tanh() + grid * boxes[..., None, 2:].sigmoid()
             regions = F.grid_sample(features, places, align_corners=False)
-            return self.head(regions.transpose(1, 2).flatten(2))
+            outputs: Tensor = self.head(regions.transpose(1, 2).flatten(2))
+            return outputs
 
     return Case(TwoStage(), images(samples=4), torch.arange(8).reshape(4, 2) % 3)
 
@@ -392,7 +397,8 @@ def vit() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             h = self.patches(x).flatten(2).transpose(1, 2)
             h = torch.cat([self.token.expand(len(x), -1, -1), h], 1) + self.places
-            return self.head(self.norm(self.blocks(h))[:, 0])
+            outputs: Tensor = self.head(self.norm(self.blocks(h))[:, 0])
+            return outputs
 
     return Case(ViT(), images(), labels())
 
@@ -402,6 +408,8 @@ def swin() -> Case:
     """Attention in shifted windows, folded into the batch dimension, with a table of relative position biases."""
 
     class Swin(nn.Module):
+        places: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.patches, self.qkv, self.out = nn.Conv2d(3, 4, 2, 2), nn.Linear(4, 12), nn.Linear(4, 4)
@@ -420,7 +428,8 @@ def swin() -> Case:
             weights = (q @ k.transpose(-1, -2) + self.bias[self.places].permute(2, 0, 1)).softmax(-1)
             windows = self.out((weights @ v).transpose(1, 2).reshape(-1, 4, c))
             back = windows.view(n, rows // 2, columns // 2, 2, 2, c).permute(0, 1, 3, 2, 4, 5).reshape(h.shape)
-            return self.head((h + torch.roll(back, (1, 1), (1, 2))).mean((1, 2)))
+            outputs: Tensor = self.head((h + torch.roll(back, (1, 1), (1, 2))).mean((1, 2)))
+            return outputs
 
     return Case(Swin(), images(), labels())
 
@@ -438,7 +447,8 @@ def mixer() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             h = self.patches(x).flatten(2).transpose(1, 2)
             h = h + F.gelu(self.across(self.norm(h).transpose(1, 2))).transpose(1, 2)
-            return self.head((h + F.gelu(self.within(h))).mean(1))
+            outputs: Tensor = self.head((h + F.gelu(self.within(h))).mean(1))
+            return outputs
 
     return Case(Mixer(), images(), labels())
 
@@ -453,7 +463,8 @@ class Attend(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         queries = self.queries.expand(len(x), -1, -1)
-        return queries + self.attention(queries, x, x, need_weights=False)[0]
+        outputs: Tensor = queries + self.attention(queries, x, x, need_weights=False)[0]
+        return outputs
 
 
 @vision.add("Perceiver")
@@ -469,7 +480,8 @@ def perceiver() -> Case:
             pixels = self.embed(x.flatten(2).transpose(1, 2))
             h = self.block(self.cross(pixels))
             h = self.block(h + self.cross.attention(h, pixels, pixels)[0])
-            return self.head(h.mean(1))
+            outputs: Tensor = self.head(h.mean(1))
+            return outputs
 
     return Case(Perceiver(), images(3, 4, 4), labels())
 
@@ -553,8 +565,9 @@ def spatial_transformer() -> Case:
             self.where, self.body, self.head = nn.Linear(3, 6), nn.Conv2d(3, 4, 3), nn.Linear(4, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            grid = F.affine_grid(self.where(x.mean((2, 3))).view(-1, 2, 3), x.shape, align_corners=False)
-            return self.head(self.body(F.grid_sample(x, grid, align_corners=False)).relu().mean((2, 3)))
+            grid = F.affine_grid(self.where(x.mean((2, 3))).view(-1, 2, 3), list(x.shape), align_corners=False)
+            outputs: Tensor = self.head(self.body(F.grid_sample(x, grid, align_corners=False)).relu().mean((2, 3)))
+            return outputs
 
     return Case(Warp(), images(), labels())
 
@@ -570,8 +583,11 @@ def deformable() -> Case:
             self.head = nn.Linear(4, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            base = F.affine_grid(torch.eye(2, 3, dtype=x.dtype).expand(len(x), 2, 3), x.shape, align_corners=False)
+            base = F.affine_grid(
+                torch.eye(2, 3, dtype=x.dtype).expand(len(x), 2, 3), list(x.shape), align_corners=False
+            )
             moved = F.grid_sample(x, base + 0.1 * self.offsets(x).permute(0, 2, 3, 1), align_corners=False)
-            return self.head((self.weight @ F.unfold(moved, 3)).relu().mean(-1))
+            outputs: Tensor = self.head((self.weight @ F.unfold(moved, 3)).relu().mean(-1))
+            return outputs
 
     return Case(Deformable(), images(3, 6, 6), labels())

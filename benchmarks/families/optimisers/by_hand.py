@@ -34,8 +34,9 @@ class Rule(Optimizer):
 
 
 def average(state: dict[str, Any], name: str, value: Tensor, beta: float) -> Tensor:
-    state[name] = beta * state.get(name, torch.zeros_like(value)) + (1 - beta) * value
-    return state[name]
+    found: Tensor = beta * state.get(name, torch.zeros_like(value)) + (1 - beta) * value
+    state[name] = found
+    return found
 
 
 def trained(kind: type[Rule], lr: float = 0.01) -> Trained:
@@ -47,7 +48,7 @@ def lion() -> Trained:
     """The sign of a blend of momentum and gradient."""
 
     class Lion(Rule):
-        def change(self, p, g, state, lr):
+        def change(self, p: Tensor, g: Tensor, state: dict[str, Any], lr: float) -> None:
             p.add_((0.9 * state.get("m", torch.zeros_like(p)) + 0.1 * g).sign(), alpha=-lr)
             average(state, "m", g, 0.99)
 
@@ -59,7 +60,7 @@ def muon() -> Trained:
     """Momentum made orthogonal by Newton and Schulz, for matrices; momentum for the rest."""
 
     class Muon(Rule):
-        def change(self, p, g, state, lr):
+        def change(self, p: Tensor, g: Tensor, state: dict[str, Any], lr: float) -> None:
             m = average(state, "m", g, 0.9)
             if m.ndim == 2:
                 m = m / (m.norm() + 1e-7)
@@ -76,15 +77,16 @@ def shampoo() -> Trained:
     """Preconditioned on both sides by inverse fourth roots."""
 
     class Shampoo(Rule):
-        def change(self, p, g, state, lr):
+        def change(self, p: Tensor, g: Tensor, state: dict[str, Any], lr: float) -> None:
             m = g if g.ndim == 2 else g[:, None]
             left = state["l"] = state.get("l", 0.1 * torch.eye(len(m), dtype=g.dtype)) + m @ m.T
             right = state["r"] = state.get("r", 0.1 * torch.eye(m.shape[1], dtype=g.dtype)) + m.T @ m
             p.add_((self._root(left) @ m @ self._root(right)).view_as(p), alpha=-lr)
 
-        def _root(self, matrix):
+        def _root(self, matrix: Tensor) -> Tensor:
             values, vectors = torch.linalg.eigh(matrix)
-            return vectors @ (values.clamp(min=1e-6) ** -0.25).diag() @ vectors.T
+            root: Tensor = vectors @ (values.clamp(min=1e-6) ** -0.25).diag() @ vectors.T
+            return root
 
     return trained(Shampoo, 0.05)
 
@@ -94,7 +96,7 @@ def soap() -> Trained:
     """Adam in the eigenbasis of Shampoo's preconditioner."""
 
     class Soap(Rule):
-        def change(self, p, g, state, lr):
+        def change(self, p: Tensor, g: Tensor, state: dict[str, Any], lr: float) -> None:
             m = g if g.ndim == 2 else g[:, None]
             left = average(state, "l", m @ m.T, 0.9)
             basis = torch.linalg.eigh(left)[1]
@@ -110,7 +112,7 @@ def sophia() -> Trained:
     """Momentum over a running curvature estimate, clipped."""
 
     class Sophia(Rule):
-        def change(self, p, g, state, lr):
+        def change(self, p: Tensor, g: Tensor, state: dict[str, Any], lr: float) -> None:
             m, h = average(state, "m", g, 0.9), average(state, "h", g**2, 0.99)
             p.add_((m / (16 * h).clamp(min=1e-12)).clamp(-1, 1), alpha=-lr)
 
@@ -122,7 +124,7 @@ def lamb() -> Trained:
     """A layer's step as long as a share of its weights."""
 
     class Lamb(Rule):
-        def change(self, p, g, state, lr):
+        def change(self, p: Tensor, g: Tensor, state: dict[str, Any], lr: float) -> None:
             update = average(state, "m", g, 0.9) / (average(state, "v", g**2, 0.99).sqrt() + 1e-8)
             p.add_(update, alpha=-lr * float(p.norm() / update.norm()))
 
@@ -134,7 +136,7 @@ def ademamix() -> Trained:
     """Two momenta, one of them slow."""
 
     class AdEMAMix(Rule):
-        def change(self, p, g, state, lr):
+        def change(self, p: Tensor, g: Tensor, state: dict[str, Any], lr: float) -> None:
             m, slow = average(state, "m", g, 0.9), average(state, "s", g, 0.999)
             p.add_((m + 5 * slow) / (average(state, "v", g**2, 0.99).sqrt() + 1e-8), alpha=-lr)
 
@@ -146,7 +148,7 @@ def prodigy() -> Trained:
     """A step size that grows with the distance travelled."""
 
     class Prodigy(Rule):
-        def change(self, p, g, state, lr):
+        def change(self, p: Tensor, g: Tensor, state: dict[str, Any], lr: float) -> None:
             start = state.setdefault("start", p.clone())
             d = state["d"] = max(state.get("d", 1e-2), 0.3 * float((start - p).norm()))
             p.add_(average(state, "m", g, 0.9) / (average(state, "v", g**2, 0.99).sqrt() + 1e-8), alpha=-lr * d)
@@ -159,7 +161,7 @@ def centred() -> Trained:
     """The mean of every row is taken off the gradient, in place."""
 
     class Centred(Rule):
-        def change(self, p, g, state, lr):
+        def change(self, p: Tensor, g: Tensor, state: dict[str, Any], lr: float) -> None:
             if g.ndim > 1:
                 g.sub_(g.mean(1, keepdim=True))
             p.add_(g, alpha=-lr)
@@ -172,7 +174,7 @@ def overwrites() -> Trained:
     """Weight decay and momentum are written into .grad itself."""
 
     class Overwrites(Rule):
-        def change(self, p, g, state, lr):
+        def change(self, p: Tensor, g: Tensor, state: dict[str, Any], lr: float) -> None:
             g.add_(p, alpha=0.01)
             state["m"] = g.add_(state.get("m", torch.zeros_like(p)), alpha=0.9).clone()
             p.sub_(g.mul_(lr))
@@ -185,7 +187,7 @@ def clears() -> Trained:
     """p.grad = None after the update, to save memory."""
 
     class Clears(Rule):
-        def change(self, p, g, state, lr):
+        def change(self, p: Tensor, g: Tensor, state: dict[str, Any], lr: float) -> None:
             p.add_(g, alpha=-lr)
             p.grad = None
 
@@ -197,7 +199,7 @@ def eight_bit() -> Trained:
     """Adam whose moments are kept as bytes and a scale."""
 
     class EightBit(Rule):
-        def change(self, p, g, state, lr):
+        def change(self, p: Tensor, g: Tensor, state: dict[str, Any], lr: float) -> None:
             for name, value, beta in (("m", g, 0.9), ("v", g**2, 0.99)):
                 code, scale = state.get(name, (torch.zeros_like(p, dtype=torch.int8), 1.0))
                 new = beta * code.to(p.dtype) * scale + (1 - beta) * value
@@ -224,8 +226,8 @@ def flat_copy() -> Trained:
             super().__init__(self.shown, {"lr": 0.1})
 
         @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            self.flat.sub_(0.1 * torch.cat([p.grad.flatten() for p in self.shown]))
+        def step(self, closure: Any = None) -> Any:
+            self.flat.sub_(0.1 * torch.cat([p.grad.flatten() for p in self.shown if p.grad is not None]))
 
     return Trained(Flat, lr=0.1)
 
@@ -240,7 +242,7 @@ def master() -> Trained:
             self.copies = {p: p.detach().double().clone() for g in self.param_groups for p in g["params"]}
 
         @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> Any:
             for p, copy in self.copies.items():
                 copy.sub_(0.1 * p.grad.double())
                 p.copy_(copy)
@@ -260,7 +262,7 @@ def lookahead() -> Trained:
             self.count = 0
 
         @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> Any:
             self.optimizer.step()
             self.count += 1
             if self.count % 5 == 0:
@@ -312,7 +314,7 @@ class Sam(Optimizer):
         self.zero_grad()
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         closure = torch.enable_grad()(closure)
         closure()
         self.first_step()
@@ -360,7 +362,7 @@ class ScheduleFree(Optimizer):
         self.count = 0
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         self.count += 1
         for group in self.param_groups:
             for p in group["params"]:
@@ -387,12 +389,13 @@ class Lomo:
 
     @torch.no_grad()
     def _update(self, p: Tensor) -> None:
+        assert p.grad is not None
         p.sub_(p.grad, alpha=self.lr)
         p.grad = None
 
-    def zero_grad(self) -> None: ...
+    def zero_grad(self, set_to_none: bool = True) -> None: ...
 
-    def step(self) -> None: ...
+    def step(self, closure: Any = None) -> Any: ...
 
 
 @by_hand.add("LOMO, no Optimizer")
@@ -423,7 +426,7 @@ def evolution() -> Trained:
             self.generator = torch.Generator().manual_seed(0)
 
         @torch.no_grad()
-        def step(self, closure: Any) -> None:
+        def step(self, closure: Any = None) -> Any:
             for p in self.param_groups[0]["params"]:
                 noise = 0.05 * torch.randn(p.shape, dtype=p.dtype, generator=self.generator)
                 before = closure()
@@ -442,7 +445,7 @@ def noisy() -> Trained:
     """Clipped gradients, and noise in the step."""
 
     class Noisy(Rule):
-        def change(self, p, g, state, lr):
+        def change(self, p: Tensor, g: Tensor, state: dict[str, Any], lr: float) -> None:
             generator = state.setdefault("g", torch.Generator().manual_seed(p.numel()))
             noise = torch.randn(p.shape, dtype=p.dtype, generator=generator)
             p.add_(g / max(1.0, float(g.norm())) + 0.1 * noise, alpha=-lr)
@@ -455,7 +458,7 @@ def projected() -> Trained:
     """Weights are clamped after every step."""
 
     class Projected(Rule):
-        def change(self, p, g, state, lr):
+        def change(self, p: Tensor, g: Tensor, state: dict[str, Any], lr: float) -> None:
             p.add_(g, alpha=-lr).clamp_(-1, 1)
 
     return trained(Projected, 0.1)
@@ -466,7 +469,7 @@ def replaces_data() -> Trained:
     """p.data becomes a new tensor at every step."""
 
     class Replaces(Rule):
-        def change(self, p, g, state, lr):
+        def change(self, p: Tensor, g: Tensor, state: dict[str, Any], lr: float) -> None:
             p.data = p.data - lr * g
 
     return trained(Replaces, 0.1)

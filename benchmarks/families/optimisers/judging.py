@@ -154,7 +154,11 @@ def _losses(model: nn.Module, steps: int) -> Iterator[Loss]:
     for _ in range(steps):
         inputs = torch.randn(16, 6, generator=generator)
         labels = (inputs @ teacher).argmax(-1)
-        yield lambda inputs=inputs, labels=labels: F.cross_entropy(model(inputs.to(dtype)), labels)
+
+        def loss(inputs: Tensor = inputs, labels: Tensor = labels) -> Tensor:
+            return F.cross_entropy(model(inputs.to(dtype)), labels)
+
+        yield loss
 
 
 def _difference(found: Weights | None, expected: Weights) -> float:

@@ -120,7 +120,7 @@ def compiled_step() -> Trained:
     """torch.compile around optimizer.step, through the eager backend."""
 
     def make(model: nn.Module) -> Any:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)  # gets an attribute of its own
         optimizer.whole = torch.compile(optimizer.step, backend="eager")
         return optimizer
 
@@ -138,7 +138,9 @@ def in_backward() -> Trained:
 
     class InBackward:
         def __init__(self, model: nn.Module) -> None:
-            self.parts = {p: torch.optim.Adam([p], lr=0.01) for p in model.parameters()}
+            self.parts: dict[torch.Tensor, torch.optim.Adam] = {
+                p: torch.optim.Adam([p], lr=0.01) for p in model.parameters()
+            }
             for p in self.parts:
                 p.register_post_accumulate_grad_hook(self._step)
 

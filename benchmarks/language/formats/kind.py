@@ -8,6 +8,7 @@ from torch import Tensor
 from anchorhold.seeding import generator_for
 from benchmarks.language.formats.records import Format, Record, invented, records
 from benchmarks.language.gpt import GPT
+from benchmarks.language.pretrained import Pretrained
 from benchmarks.language.sequence.kinds import Kind
 from benchmarks.language.training import EVALUATED_TOGETHER, Device
 
@@ -35,19 +36,19 @@ class Records(Kind):
         answers = torch.tensor([len(form.asked(record)) for record in told[-apart:]], device=device)
         self.halves = list(zip(kept.tensor_split(2), answers.tensor_split(2), strict=True))
 
-    def batches(self, steps: int, size: int, *purpose: str | int) -> Iterator[Tensor]:
+    def batches(self, steps: int, size: int, seed: int, *purpose: str | int) -> Iterator[Tensor]:
         """Yield rows."""
-        chosen = torch.randint(len(self.rows), (steps, size), generator=generator_for(*purpose))
+        chosen = torch.randint(len(self.rows), (steps, size), generator=generator_for(seed, *purpose))
         for rows in chosen.to(self.rows.device):
             yield self.rows[rows].long()
 
-    def wrong(self, device: Device, model: GPT) -> list[float]:
+    def wrong(self, device: Device, model: GPT | Pretrained) -> list[float]:
         """Return the share of records whose answer, written greedily byte by byte, is not exactly right."""
         return [1.0 - float(exact(device, model, rows, answers).float().mean()) for rows, answers in self.halves]
 
 
 @torch.no_grad()
-def exact(device: Device, model: GPT, rows: Tensor, answers: Tensor) -> Tensor:
+def exact(device: Device, model: GPT | Pretrained, rows: Tensor, answers: Tensor) -> Tensor:
     """Return which rows a network completes exactly, from where their answers begin to the new line after them.
 
     The most probable byte in each place after the *right* ones before is the right one in all places if and only if
@@ -60,7 +61,7 @@ def exact(device: Device, model: GPT, rows: Tensor, answers: Tensor) -> Tensor:
     return torch.cat(found)
 
 
-def _exact(device: Device, model: GPT, rows: Tensor, answers: Tensor) -> Tensor:
+def _exact(device: Device, model: GPT | Pretrained, rows: Tensor, answers: Tensor) -> Tensor:
     said = device.logits(model, rows[:, :-1]).argmax(-1)
     place = torch.arange(1, rows.shape[1], device=rows.device)
     inside = place >= answers[:, None]

@@ -74,9 +74,9 @@ class Format:
         return f"\n{record.told()} As {self.title}:\n"
 
 
-def invented(*purpose: str | int) -> Format:
+def invented(seed: int, *purpose: str | int) -> Format:
     """Return a format, always the same for one purpose."""
-    generator = generator_for(*purpose)
+    generator = generator_for(seed, *purpose)
 
     def one_of(many: int) -> int:
         return int(torch.randint(many, (), generator=generator))
@@ -91,9 +91,10 @@ def invented(*purpose: str | int) -> Format:
     return Format(word(3), keys, capitals, *punctuation)
 
 
-def records(many: int, values: int, *purpose: str | int) -> Iterator[Record]:
+def records(many: int, values: int, seed: int, *purpose: str | int) -> Iterator[Record]:
     """Yield distinct records, each of whose values is one of the first so many of its field."""
-    generator, seen = generator_for(*purpose), set()
+    generator = generator_for(seed, *purpose)
+    seen: set[Record] = set()
     names, surnames, trades, towns = (words.split()[:values] for words in (FIRST_NAMES, SURNAMES, TRADES, TOWNS))
     ages = [str(age) for age in range(20, 20 + 4 * values)]
 

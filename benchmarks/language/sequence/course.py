@@ -89,7 +89,7 @@ class Course:
         self.taught: Taught = start_python(settings, device, seed, folder, "full")
         self.before = self._wrong()
 
-    def key(self, keeping: Keeping, trial: Trial, gain: float) -> tuple[object, ...]:
+    def key(self, keeping: Keeping, trial: Trial, gain: float) -> tuple[Trial, str, float, int, tuple[str, ...]]:
         """Return what :attr:`Went.key` will be."""
         names = tuple(kind.name for kind in self.kinds[1:])
         return trial, self.taught.network, gain if keeping.averaged else 1.0, self.settings.python_steps, names
@@ -138,10 +138,16 @@ class Course:
         low, high = 0.0, 1.0
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            self.taught.model.load_state_dict(anchorhold.merge(before, trained, middle))
+            self.taught.model.load_state_dict(_between(before, trained, middle))
             if kind.wrong(self.device, self.taught.model)[CHOOSES] <= enough:
                 high = middle
             else:
                 low = middle
-        self.taught.model.load_state_dict(anchorhold.merge(before, trained, high))
+        self.taught.model.load_state_dict(_between(before, trained, high))
         return high
+
+
+def _between(before: dict[str, Any], trained: dict[str, Any], share: float) -> dict[str, Any]:
+    merged = anchorhold.merge(before, trained, share)
+    assert isinstance(merged, dict)
+    return merged

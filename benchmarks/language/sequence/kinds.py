@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from benchmarks.language.gpt import GPT
+from benchmarks.language.pretrained import Pretrained
 from benchmarks.language.training import Device, batches, bits_per_byte, spread
 
 CHOOSES, REPORTED = 0, 1
@@ -24,11 +25,11 @@ class Kind(ABC):
         self.name, self.context = name, context
 
     @abstractmethod
-    def batches(self, steps: int, size: int, *purpose: str | int) -> Iterator[Tensor]:
+    def batches(self, steps: int, size: int, seed: int, *purpose: str | int) -> Iterator[Tensor]:
         """Yield ``[size, context + 1]`` bytes for each step, the same ones for one purpose."""
 
     @abstractmethod
-    def wrong(self, device: Device, model: GPT) -> list[float]:
+    def wrong(self, device: Device, model: GPT | Pretrained) -> list[float]:
         """Return how much a network has wrong, on the half that chooses and the half that is reported."""
 
 
@@ -40,10 +41,10 @@ class Text(Kind):
         self.train = train
         self.halves = [spread(half, max(1, windows // 2), context) for half in apart.tensor_split(2)]
 
-    def batches(self, steps: int, size: int, *purpose: str | int) -> Iterator[Tensor]:
+    def batches(self, steps: int, size: int, seed: int, *purpose: str | int) -> Iterator[Tensor]:
         """Yield pieces from anywhere in the text."""
-        return batches(self.train, steps, size, self.context, *purpose)
+        return batches(self.train, steps, size, self.context, seed, *purpose)
 
-    def wrong(self, device: Device, model: GPT) -> list[float]:
+    def wrong(self, device: Device, model: GPT | Pretrained) -> list[float]:
         """Return bits a byte."""
         return [bits_per_byte(device, model, half) for half in self.halves]

@@ -33,7 +33,9 @@ def digit_trials() -> Iterator[Trial]:
 def run_on_digits(trial: Trial) -> dict[str, Any]:
     """Return what came of a trial on permuted digits, as those of other settings are written."""
     first = digits.first_task(trial.seed)
-    found = digits.followed(trial.seed, WAYS[trial.optimiser], first, trial.value, **trial.said)
+    found = digits.followed(
+        trial.seed, WAYS[trial.optimiser], first, trial.value, damping=trial.damping, start=trial.start
+    )
     ends = {name: {"kl": found[name]["fresh"], "new": 100 * found[name]["accuracy"]} for name in ("end", "back")}
     return {"seconds": found["seconds"], **ends}
 

@@ -1,7 +1,7 @@
 """One trial, whatever the setting: hold what is old, learn what is new, go back, and see what became of both."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -41,7 +41,10 @@ class Subject(Protocol):
     """A network of one seed, and its tasks."""
 
     setting: Setting
-    model: nn.Module
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the network."""
 
     @property
     def protect(self) -> str | None:
@@ -107,14 +110,14 @@ def new_guard(trial: Trial, subject: Subject) -> anchorhold.Guard:
     measure = anchorhold.Fisher(samples, labels="sampled") if text else anchorhold.Fisher(samples)
     protect, options = subject.protect, anchorhold.GuardOptions(implicit=trial.optimiser == "SGD")
     if trial.kind == "tolerance":
-        tolerance = anchorhold.Tolerance(trial.value, **trial.said)
+        tolerance = anchorhold.Tolerance(trial.value, damping=trial.damping, start=trial.start)
         form = undamped(trial.form)  # the tolerance damps it
         return anchorhold.Guard(
             subject.model, measure, tolerance=tolerance, form=form, protect=protect, options=options
         )
-    form = anchorhold.Rotated(damping=DAMPING) if trial.form == "rotated" else trial.form
+    damped = anchorhold.Rotated(damping=DAMPING) if trial.form == "rotated" else trial.form
     s = trial.value
-    return RelativeGuard(subject.model, measure, relative_strength=s, form=form, protect=protect, options=options)
+    return RelativeGuard(subject.model, measure, relative_strength=s, form=damped, protect=protect, options=options)
 
 
 def ended(subject: Subject, judge: anchorhold.Guard) -> dict[str, float]:
@@ -124,7 +127,7 @@ def ended(subject: Subject, judge: anchorhold.Guard) -> dict[str, float]:
 
 def _timed(work: Any) -> float:
     """Return the seconds that something took, waiting for an accelerator."""
-    waits = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    waits: Callable[[], None] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     waits()
     began = time.perf_counter()
     work()

@@ -181,5 +181,5 @@ class Study:
         for setting in self.settings:
             for seed, optimiser in itertools.product(setting.choosing, setting.optimisers):
                 for nats, (damping, start) in itertools.product(setting.tolerances[:3], CANDIDATES):
-                    about = (setting.name, seed, "diagonal", optimiser, "tolerance", nats)
-                    yield setting, Trial(*about, damping, start)
+                    about = (setting.name, seed, "diagonal", optimiser)
+                    yield setting, Trial(*about, "tolerance", nats, damping, start)
