@@ -322,6 +322,7 @@ def _digest(learner: Learner) -> str:
 
 
 def to_train(learner: Learner, recipe: Recipe) -> list[nn.Parameter]:
+    """Return what a recipe trains, with an adapter where it asks for one."""
     if recipe.weights == "lora":
         return adapt(learner.model, recipe.rank, recipe.seed)
     return list(learner.model.parameters())

@@ -50,7 +50,7 @@ def subject_of(cache: Path, device: torch.device, less: Mapping[str, int]) -> Su
     model: Any = models.load(about, path, device)
     tokenizer = models.tokenizer_of(about, cache)
     mark = tokenizer.convert_ids_to_tokens(about.begin)
-    tokenizer.add_special_tokens({name: mark for name in ("bos_token", "eos_token", "pad_token")})
+    tokenizer.add_special_tokens(dict.fromkeys(("bos_token", "eos_token", "pad_token"), mark))
     for config in (model.config, model.generation_config):
         config.bos_token_id = config.eos_token_id = about.begin
     own = torch.from_numpy(np.load(cache / f"{MODEL}-own.npz")["rows"])
