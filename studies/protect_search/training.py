@@ -208,7 +208,7 @@ def text_digest(text: OwnText | None) -> str:
     """Return a digest of own text."""
     found = hashlib.sha256()
     for piece in text.pieces if text is not None else ():
-        found.update(piece.tokens.int().numpy().tobytes())
+        found.update(piece.tokens.cpu().int().numpy().tobytes())
     return found.hexdigest()[:16]
 
 
