@@ -317,9 +317,10 @@ def largest_difference(one: Line, other: Line) -> float:
     """Return the largest difference of two reports' values, in nats a token."""
     assert [(row["part"], row["kind"]) for row in one["rows"]] == [(row["part"], row["kind"]) for row in other["rows"]]
     names = ("kl", "loss_before", "loss_after", "change")
-    return max(
+    found: float = max(
         abs(mine[name]["value"] - theirs[name]["value"])
         for mine, theirs in zip(one["rows"], other["rows"], strict=True)
         for name in names
         if mine[name] is not None
     )
+    return found

@@ -67,7 +67,7 @@ class Subject:
 def write_text(subject: Subject) -> float:
     """Write own text as ``protect()`` does, into its cache, and return the seconds."""
     began = time.perf_counter()
-    told = {"cache": subject.cache, "progress": False, **subject.less}
+    told: dict[str, Any] = {"cache": subject.cache, "progress": False, **subject.less}
     anchorhold.protect(subject.model, subject.tokenizer, exchange_rate=0, **told)
     return time.perf_counter() - began
 
