@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.protect_time FOLDER``, a folder of Hugging Face's with a causal language model and its tokenizer.
 All is at its defaults unless an option says otherwise. Each printed line is JSON: one for all weights, and one for an
-adapter where PEFT is there.
+adapter where PEFT is there, or those of ``--ways`` alone.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from anchorhold.protection import ProtectedGuard
 from anchorhold.tensors.summaries import in_bytes
 
 STEPS = 5
+WAYS = ("all weights", "an adapter")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -30,8 +31,8 @@ def main(arguments: list[str] | None = None) -> None:
     given: Any = importlib.import_module("transformers")
     model = given.AutoModelForCausalLM.from_pretrained(options.folder).float().to(options.device)
     tokenizer = given.AutoTokenizer.from_pretrained(options.folder)
-    ways = ["all weights"] + (["an adapter"] if importlib.util.find_spec("peft") else [])
-    for way in ways:
+    ways = WAYS if importlib.util.find_spec("peft") else WAYS[:1]
+    for way in options.ways or ways:
         found = measured(_adapted(copy.deepcopy(model), way), tokenizer, options)
         print(json.dumps({"way": way, "model": str(options.folder), **found}), flush=True)
 
@@ -116,6 +117,7 @@ def _adapted(model: nn.Module, way: str) -> nn.Module:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.protect_time", description=__doc__)
     parser.add_argument("folder", type=Path, help="a model and a tokenizer in Hugging Face's layout")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, help="of training (default: both, if PEFT is there)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tokens", type=int, help="of own text; by default as protect() has it")
     parser.add_argument("--length", type=int, default=256, help="tokens of a piece, with --tokens")

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 import anchorhold
-from anchorhold.adapters import Product
+from anchorhold.adapters import Product, Term
 from benchmarks.language.gpt import GPT
 from benchmarks.language.pretrained import Pretrained
 
@@ -43,6 +43,9 @@ class AdaptedLayer(anchorhold.adapters.Adapter):
 
     def change(self) -> Product:
         return Product(SCALE * self.module.lora_b, self.module.lora_a)
+
+    def terms(self) -> list[Term]:
+        return [Term((self.module.lora_b, self.module.lora_a), is_product=True)]
 
 
 def adapt(model: GPT | Pretrained, rank: int, generator: torch.Generator) -> None:

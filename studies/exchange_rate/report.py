@@ -12,7 +12,7 @@ from studies.exchange_rate.outcomes import Setting, Tried
 from studies.exchange_rate.rates import GOALS, at_each, judges, meets, objectives_at, why
 from studies.exchange_rate.settings import FORMS, GRID, STUDIED, Run
 from studies.exchange_rate.training import cost
-from studies.pretrained.recipes import EXCHANGE_RATES, GUARDS, Recipe
+from studies.pretrained.recipes import GUARDS, Recipe
 from studies.pretrained.report import at_end, is_of_lesson, mean_loss, read
 from studies.pretrained.texts import KEPT
 from studies.pretrained.training import OWN_TEXT
@@ -128,7 +128,7 @@ def answer(rows: Sequence[Line], pretrained: Sequence[Line]) -> str:
     ]
     said += [f"at κ = {kappa:g} {_beside(found)}" for kappa, found in others.items() if meets(found)]
     if found := _objectives(own):
-        said.append(f"on SmolLM2, where few were tried, at most {max(found):.2f} at κ = 1")
+        said.append(f"on SmolLM2 at most {max(found):.2f} at κ = 1 in {len(found)} settings")
     return f"{ANSWER} {'; '.join(said)}."
 
 
@@ -259,19 +259,30 @@ def _what_was_tried(small: Sequence[Setting], own: Sequence[Setting]) -> Iterato
         f"Seeds of those planned: {seeds}."
     )
     if own:
-        compared = [setting for setting in own if setting.compared]
-        counts = sorted({len(ladder) for setting in compared for ladder, _ in setting.compared})
-        edges = sum(
+        yield _tried_of_pretrained(own)
+
+
+def _tried_of_pretrained(own: Sequence[Setting]) -> str:
+    """Return how much was tried on the pretrained model."""
+    compared = [setting for setting in own if setting.compared]
+    counts = [len(ladder) for setting in compared for ladder, _ in setting.compared]
+    edges = sum(
+        any(
             each.best in {min(tried), max(tried)}
-            for setting in compared
             for each, (ladder, _) in zip(setting.ratios, setting.compared, strict=True)
             for tried in [[one.kappa for one in ladder]]
         )
-        yield (
-            f"- **SmolLM2**: one seed; {' to '.join(map(str, counts))} of {len(EXCHANGE_RATES)} planned exchange rates "
-            f"with LoRA, and 1 alone with all weights, which compares nothing. In {edges} of {len(compared)} settings "
-            "the best lies at an edge of what was tried, so that its ratio is the least that it can be."
-        )
+        for setting in compared
+    )
+    alone = len(own) - len(compared)
+    said = [
+        f"- **SmolLM2**: {len(compared)} settings with {min(counts)} to {max(counts)} exchange rates a seed"
+    ] * bool(counts)
+    seeds = sorted({len(setting.compared) for setting in compared})
+    said += [f"of {' to '.join(map(str, seeds))} seed{'s' if seeds != [1] else ''}"] * bool(seeds)
+    said += [f"in {edges} of them the best of a seed lies at an edge, so that its ratio is the least that it can be"]
+    said += [f"{alone} more with an exchange rate of 1 alone, which compares nothing"] * bool(alone)
+    return "; ".join(said) + "."
 
 
 def _list(counts: Sequence[int]) -> str:

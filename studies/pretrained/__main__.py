@@ -128,7 +128,9 @@ def _plan(options: argparse.Namespace, name: str) -> list[Recipe]:
         "screening": partial(recipes.screening, name, lessons, options.regimes, options.seeds),
         "rates": partial(recipes.rates, name, lessons),
         "own-text": partial(recipes.own_text, name, lessons),
-        "guards": partial(recipes.guards, name, lessons, options.regimes, options.seeds, options.exchange_rates),
+        "guards": partial(
+            recipes.guards, name, lessons, options.regimes, options.seeds, options.exchange_rates, options.forms
+        ),
     }
     return [recipe for plan in options.plans for recipe in plans[plan]()]
 
@@ -209,6 +211,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
             command.add_argument("--regimes", nargs="+", choices=list(recipes.REGIMES), default=list(recipes.REGIMES))
             command.add_argument("--seeds", type=int, nargs="+", default=[0], help="of screening, guards (default: 0)")
             command.add_argument("--exchange-rates", type=float, nargs="+", default=list(recipes.EXCHANGE_RATES))
+            command.add_argument("--forms", choices=recipes.GUARDS, nargs="+", default=list(recipes.GUARDS))
             command.add_argument("--rows", type=Path, default=Path("build/pretrained/rows.jsonl"))
             command.add_argument("--workers", type=int, default=4, help="(default: %(default)s)")
             command.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after so many")

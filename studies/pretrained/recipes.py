@@ -120,8 +120,9 @@ def guards(
     regimes: Sequence[str] = tuple(REGIMES),
     seeds: Sequence[int] = (0,),
     exchange_rates: Sequence[float] = EXCHANGE_RATES,
+    forms: Sequence[GuardForm] = GUARDS,
 ) -> Iterator[Recipe]:
     """Yield guards beside two regimes, at several exchange rates."""
     for seed, kappa, (regime, form), lesson in itertools.product(seeds, exchange_rates, GUARDED, lessons):
-        if regime in regimes:
+        if regime in regimes and form in forms:
             yield replace(REGIMES[regime].recipe(model, lesson, seed), keep=form, strength=kappa)

@@ -219,10 +219,10 @@ def run(learner: Learner, recipe: Recipe, write: Callable[[Line], None], save_to
         place = {"step": step, "part": part, "share": share, "seconds": round(time.perf_counter() - began, 1)}
         write({**common, **place, "texts": changes})
 
-    trained = _trained(learner, recipe)
+    trained = to_train(learner, recipe)
     guard = learner.guard(recipe)
     measured = time.perf_counter() - began
-    training_loss = _teach(learner, recipe, trained, rows, guard, lambda step: look(step, "validation", 1.0))
+    training_loss = teach(learner, recipe, trained, rows, guard, lambda step: look(step, "validation", 1.0))
     if guard is not None:
         common["guard"] = {**_about(guard, recipe, learner), "measured_after": round(measured, 1)}
     seconds = time.perf_counter() - began
@@ -245,7 +245,7 @@ def run(learner: Learner, recipe: Recipe, write: Callable[[Line], None], save_to
     write({**common, "end": True, "seconds": round(time.perf_counter() - began, 1), "peak_gib": round(peak, 1)})
 
 
-def _teach(
+def teach(
     learner: Learner,
     recipe: Recipe,
     trained: Sequence[nn.Parameter],
@@ -322,7 +322,8 @@ def _digest(learner: Learner) -> str:
     return hashlib.sha256(learner.require_own().int().numpy().tobytes()).hexdigest()[:16]
 
 
-def _trained(learner: Learner, recipe: Recipe) -> list[nn.Parameter]:
+def to_train(learner: Learner, recipe: Recipe) -> list[nn.Parameter]:
+    """Return what a recipe trains, with an adapter where it asks for one."""
     if recipe.weights == "lora":
         return adapt(learner.model, recipe.rank, recipe.seed)
     return list(learner.model.parameters())

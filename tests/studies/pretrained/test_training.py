@@ -86,7 +86,7 @@ def test_the_divergence_keeps_closer_to_the_model_before():
     moved = []
     for recipe in (free, kept):
         training.run(found, recipe, lambda line: None)
-        trained = training._trained(found, recipe)
+        trained = training.to_train(found, recipe)
         assert len(trained) == len(list(found.model.parameters()))
         lines = []
         training.run(found, recipe, lines.append)
