@@ -22,8 +22,15 @@ def side_by_side(tasks: Sequence[Callable[[], T]], device: torch.device) -> list
 
     Products are in single precision on a GPU, since that is switched for all threads at once.
     """
-    if device.type != "cuda" or len(tasks) < 2:
+    if device.type != "cuda" or min(LANES, len(tasks)) < 2:
         return [task() for task in tasks]
+    with products_in("float32", device):
+        # Alone, since torch loads a library at the first decomposition, which threads must not do at once.
+        first = tasks[0]()
+        return [first, *_in_lanes(tasks[1:], device)]
+
+
+def _in_lanes(tasks: Sequence[Callable[[], T]], device: torch.device) -> list[T]:
     here = torch.cuda.current_stream(device)
     streams = [torch.cuda.Stream(device) for _ in range(min(LANES, len(tasks)))]
 
@@ -32,9 +39,9 @@ def side_by_side(tasks: Sequence[Callable[[], T]], device: torch.device) -> list
             return [task() for task in tasks[lane :: len(streams)]]
 
     for stream in streams:
-        # Also what earlier tasks left on this stream may be in use here, until now.
+        # What is used here until now may be what earlier tasks left on this stream.
         stream.wait_stream(here)
-    with products_in("float32", device), ThreadPoolExecutor(len(streams)) as threads:
+    with ThreadPoolExecutor(len(streams)) as threads:
         found = list(threads.map(run, range(len(streams))))
     for stream in streams:
         here.wait_stream(stream)

@@ -110,16 +110,16 @@ class FactorReduction(LayerReduction):
         factor, size = self.sums.get(key), vectors.shape[-1]
         if factor is None:
             return
-        if in_16_bits and factor.ndim > 1:
-            own = factor[:size, :size] if factor.ndim == 2 else factor
-            add_outer_in_16_bits_(own, as_rows(vectors))
-            return
         if factor.ndim == 3:
-            add_outer_blocks_(factor, as_rows(vectors))
+            (add_outer_in_16_bits_ if in_16_bits else add_outer_blocks_)(factor, as_rows(vectors))
             return
         if factor.ndim == 2:
             self._halves[key] = factor
-        add_outer_(factor[tuple(slice(size) for _ in factor.shape)], vectors)
+        own = factor[tuple(slice(size) for _ in factor.shape)]
+        if in_16_bits and factor.ndim == 2:
+            add_outer_in_16_bits_(own, as_rows(vectors))
+        else:
+            add_outer_(own, vectors)
 
     def finish(self) -> None:
         """Fill in what lies above the factors' diagonals."""
