@@ -28,6 +28,8 @@ from benchmarks.gpu.forms import Stopwatch
 from benchmarks.harness import Ratio, Report
 
 SEQUENCES, LENGTH, AT_ONCE = 256, 512, 16
+BATCHES_BY_PHASE = 4
+"""Of the run whose phases are timed: the device is waited for after each of them, and the sums are as many."""
 MOST_SECONDS, MOST_ERROR = 40.0, 0.01
 ERROR_SEQUENCES = 16
 """Of those that Q is worked out for in float64."""
@@ -62,8 +64,8 @@ def run(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Repor
     notes = [
         (
             f"{sequences} sequences of {length} tokens, one label drawn for each token; a Llama of width {size.width} "
-            f"and {size.layers} layers with random weights in 16 bits. Phases are of another run than the whole, since "
-            "the device is waited for after each."
+            f"and {size.layers} layers with random weights in 16 bits. Phases are of another run, over "
+            f"{BATCHES_BY_PHASE * AT_ONCE} sequences, in which the device is waited for after each."
         )
     ]
     report = Report("gpu-billion-measuring", "Measuring a billion parameters: where the time goes", notes, {})
@@ -76,7 +78,7 @@ def run(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Repor
         with entered():
             make_room(device)
             report.seconds[way] = [_whole(model, batches, device)]
-            report.notes.append(f"{way}, by phase: {_by_phase(model, batches, device)}")
+            report.notes.append(f"{way}, by phase: {_by_phase(model, batches[:BATCHES_BY_PHASE], device)}")
         asked = MOST_SECONDS if way == NOW else None
         report.ratios.append(Ratio(f"seconds, {way}", report.median(way), asked, unit=" s"))
         yield report

@@ -25,7 +25,7 @@ from benchmarks.gpu.billion import FULL, SMALL, decoder, make_room
 from benchmarks.gpu.measuring import AT_ONCE, WAYS, _q, _wait
 from benchmarks.harness import Ratio, Report
 
-SEQUENCES, LENGTH, LAYERS = 128, 512, 4
+SEQUENCES, LENGTH, LAYERS = 64, 512, 3
 COMPARED = ("layers.0.self_attn.q_proj", "layers.1.mlp.up_proj")
 GOAL = 0.5
 
@@ -74,8 +74,8 @@ def run(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Repor
     }
     cases |= {
         "bergson, float32": partial(by_bergson, model, batches),
-        "bergson, TF32": partial(_in_tf32, device, partial(by_bergson, model, batches)),
         "kronfluence, float32": partial(by_kronfluence, model, batches),
+        "bergson, TF32": partial(_in_tf32, device, partial(by_bergson, model, batches)),
     }
     by_ours(model, batches[:1])  # warm
     ours = list(WAYS)[-1]
