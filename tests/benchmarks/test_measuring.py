@@ -16,7 +16,7 @@ def test_phases_errors_and_eigenvectors_are_reported():
     for phase in ("forward", "backward", "labels", "covariances", "squares in coordinates", "eigenvectors", "all"):
         assert all(f"{phase} " in note for note in report.notes[1:])
     errors = [ratio for ratio in report.ratios if ratio.name.startswith("Q(D) off")]
-    assert len(errors) == 4 and all(0 < ratio.value and ratio.met for ratio in errors)
+    assert len(errors) == 4 and all(ratio.value > 0 and ratio.met for ratio in errors)
     assert all("True" in row for row in report.details["Eigenvectors of random covariances"][2:-1])
     assert sum(heading.startswith("Kernels of pass") for heading in report.details) == 2
 
