@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from anchorhold_lab.data.locations import Datasets
-from benchmarks.gpu import billion, billion_forms, fisher, forms, plain_step, training
+from benchmarks.gpu import billion, billion_forms, fisher, forms, measuring, measuring_peers, plain_step, training
 
 BENCHMARKS = {
     "permuted-mnist": training.permuted_mnist,
@@ -21,6 +21,8 @@ BENCHMARKS = {
     "billion-forms-16": billion_forms.with_16_bit_weights,
     "billion-forms-32": billion_forms.with_32_bit_weights,
     "billion-factors": billion_forms.factors,
+    "billion-measuring": measuring.run,
+    "measuring-peers": measuring_peers.run,
 }
 
 

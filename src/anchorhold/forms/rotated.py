@@ -8,6 +8,7 @@ preconditioner EK-FAC, George et al. 2018 (arXiv 1806.03884).
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -43,6 +44,7 @@ from anchorhold.forms.layers import LayerForm, refuse_other_shapes
 from anchorhold.measures.base import SampleMeasure
 from anchorhold.settings import choice
 from anchorhold.tensors.matrices import Precision, products_in, rounded_dtype
+from anchorhold.tensors.side_by_side import side_by_side
 
 
 @dataclasses.dataclass(eq=False)
@@ -338,37 +340,61 @@ class Rotated(LayerForm):
     ) -> dict[str, Tensor]:
         """Return, after the first pass, the eigenbases of the factors of all tasks so far in place of the factors."""
         found = dict(means)
-        seen: list[tuple[Tensor, Tensor]] = []
-        for block in blocks:
-            if f"{block.name}/G" not in means and f"{block.name}/A" not in means:
-                continue
-            factors = factors_of(block, means)
-            own, before, theirs = balance(*factors), earlier.get(block.name), None
-            if isinstance(before, RotatedMatrix) and before.block == block:
-                like = next(factor for factor in own if factor is not None)
-                theirs = balance(*before.to(like.device, like.dtype).factors)
-            inputs = means.get(f"{block.name}/A") if self.share_inputs else None
-            shared = None
-            if inputs is not None:
-                # The basis of the first factor that is equal to this one, to the last bit.
-                equal = (
-                    u
-                    for a, u in seen
-                    if a.shape == inputs.shape and a.device == inputs.device and torch.equal(a, inputs)
-                )
-                shared = next(equal, None)
-            along = shared
-            if inputs is not None and shared is None and theirs is None:
-                # Before it is balanced with G: so layers with equal inputs get equal bits, in any turn.
-                along = eigenbasis(factors[1], block.size[1])[0]
-            basis, spectra = summed_basis(own, theirs, decay, block.size, inputs=along)
-            if inputs is not None and basis.inputs is not None and shared is None:
-                seen.append((inputs, basis.inputs))
-            for kind, pair in (("U", basis), ("L", spectra)):
+        own = [block for block in blocks if f"{block.name}/G" in means or f"{block.name}/A" in means]
+        if not own:
+            return found
+        leaders = self._leaders(own, means)
+        bases: dict[str, tuple[Basis, Basis]] = {}
+        # Those that see the same inputs as another layer wait for its eigenvectors.
+        for some in (
+            [block for block in own if leaders[block.name] == block.name],
+            [block for block in own if leaders[block.name] != block.name],
+        ):
+            tasks = []
+            for block in some:
+                leader = bases.get(leaders[block.name])
+                along = None if leader is None else leader[0].inputs
+                tasks.append(partial(self._bases, block, means, earlier.get(block.name), decay, along))
+            device = means[f"{own[0].name}/mass"].device
+            bases |= zip((block.name for block in some), side_by_side(tasks, device), strict=True)
+        for block in own:
+            for kind, pair in zip("UL", bases[block.name], strict=True):
                 found |= {f"{block.name}/{kind}{k}": t for k, t in zip("GA", pair, strict=True) if t is not None}
             for key in "GA":
                 found.pop(f"{block.name}/{key}", None)
         return found
+
+    def _leaders(self, blocks: Sequence[Block], means: Mapping[str, Tensor]) -> dict[str, str]:
+        """Return for each block the first one whose factor of the inputs is equal to its own, to the last bit."""
+        leaders = {block.name: block.name for block in blocks}
+        seen: list[tuple[str, Tensor]] = []
+        for block in blocks:
+            inputs = means.get(f"{block.name}/A") if self.share_inputs else None
+            if inputs is None or inputs.ndim == 1:  # a diagonal has no eigenvectors to share
+                continue
+            equal = (
+                name
+                for name, a in seen
+                if a.shape == inputs.shape and a.device == inputs.device and torch.equal(a, inputs)
+            )
+            leaders[block.name] = next(equal, block.name)
+            if leaders[block.name] == block.name:
+                seen.append((block.name, inputs))
+        return leaders
+
+    def _bases(
+        self, block: Block, means: Mapping[str, Tensor], before: Matrix | None, decay: float, along: Tensor | None
+    ) -> tuple[Basis, Basis]:
+        """Return the eigenvectors and eigenvalues of a block's factors, with earlier tasks' and along known inputs'."""
+        factors, theirs = factors_of(block, means), None
+        own = balance(*factors)
+        if isinstance(before, RotatedMatrix) and before.block == block:
+            like = next(factor for factor in own if factor is not None)
+            theirs = balance(*before.to(like.device, like.dtype).factors)
+        if self.share_inputs and factors[1] is not None and along is None and theirs is None:
+            # Before it is balanced with G: so layers with equal inputs get equal bits, in any turn.
+            along = eigenbasis(factors[1], block.size[1])[0]
+        return summed_basis(own, theirs, decay, block.size, inputs=along)
 
     def matrix(self, measure: SampleMeasure, block: Block, means: Mapping[str, Tensor]) -> RotatedMatrix:
         s = measure.transform(means[f"{block.name}/S"])

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from anchorhold.engine.phi import Phi
 from anchorhold.engine.reductions.base import at_least_single
 from anchorhold.engine.reductions.layers import Block, LayerReduction
+from anchorhold.engine.reductions.sixteen_bits import add_outer_in_16_bits_, blocks_in_16_bits
 from anchorhold.engine.rules.base import LookedUp, Products
 from anchorhold.errors import ModelError
 from anchorhold.tensors.matrices import Precision, add_outer_blocks_, block_shape
@@ -55,6 +56,7 @@ class FactorReduction(LayerReduction):
         super().__init__(phi, blocks, parameters, diagonal, precision)
         self._by_gradients: set[str] = set()
         self._halves: dict[str, Tensor] = {}
+        self._in_16_bits = blocks_in_16_bits(self.blocks.values(), parameters)
         for block in {block.name: block for block in self.blocks.values()}.values():
             weight = parameters[block.parameters[0]]
             nothing = torch.zeros((), dtype=at_least_single(weight.dtype), device=weight.device)
@@ -72,7 +74,8 @@ class FactorReduction(LayerReduction):
     def add_products(self, block: Block, products: Products, *, first: bool) -> None:
         """Add δδᵀ of every row, sample and position, and aaᵀ of every sample and position."""
         self.sums[f"{block.name}/ways"][0] += 1
-        self._add_outer(f"{block.name}/G", products.delta)
+        in_16_bits = block.name in self._in_16_bits
+        self._add_outer(f"{block.name}/G", products.delta, in_16_bits)
         if not first:
             return
         mass, factor = self.sums[f"{block.name}/mass"], self.sums.get(f"{block.name}/A")
@@ -86,9 +89,9 @@ class FactorReduction(LayerReduction):
         mass += products.a[..., 0].numel()
         if factor is not None and factor.ndim == 3 and products.bias:
             one = products.a.new_ones(*products.a.shape[:-1], 1)
-            self._add_outer(f"{block.name}/A", torch.cat([products.a, one], -1))
+            self._add_outer(f"{block.name}/A", torch.cat([products.a, one], -1), in_16_bits)
             return
-        self._add_outer(f"{block.name}/A", products.a)
+        self._add_outer(f"{block.name}/A", products.a, in_16_bits)
         if factor is not None and products.bias:
             if factor.ndim == 2:
                 factor[-1, :-1] += as_rows(products.a).sum(0)
@@ -102,17 +105,21 @@ class FactorReduction(LayerReduction):
         self._add_outer(f"{block.name}/G", gradients.mT)
         self._add_outer(f"{block.name}/A", gradients)
 
-    def _add_outer(self, key: str, vectors: Tensor) -> None:
+    def _add_outer(self, key: str, vectors: Tensor, in_16_bits: bool = False) -> None:
         """Add vvᵀ of all vectors ``[..., size]`` to a factor, where it is kept: of a matrix, below its diagonal."""
         factor, size = self.sums.get(key), vectors.shape[-1]
         if factor is None:
             return
         if factor.ndim == 3:
-            add_outer_blocks_(factor, as_rows(vectors))
+            (add_outer_in_16_bits_ if in_16_bits else add_outer_blocks_)(factor, as_rows(vectors))
             return
         if factor.ndim == 2:
             self._halves[key] = factor
-        add_outer_(factor[tuple(slice(size) for _ in factor.shape)], vectors)
+        own = factor[tuple(slice(size) for _ in factor.shape)]
+        if in_16_bits and factor.ndim == 2:
+            add_outer_in_16_bits_(own, as_rows(vectors))
+        else:
+            add_outer_(own, vectors)
 
     def finish(self) -> None:
         """Fill in what lies above the factors' diagonals."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from anchorhold.engine.phi import Phi
 from anchorhold.engine.reductions.base import at_least_single
 from anchorhold.engine.reductions.layers import Block, LayerReduction
+from anchorhold.engine.reductions.sixteen_bits import add_phi_of_products_, blocks_in_16_bits
 from anchorhold.engine.rules.base import LookedUp, Products, phi_of_products, tile_bytes
 from anchorhold.engine.rules.embedding import phi_of_looked_up
 from anchorhold.tensors.matrices import Precision, times_blocks
@@ -43,6 +44,8 @@ class RotatedReduction(LayerReduction):
         super().__init__(phi, blocks, parameters, (), precision)
         self.bases = bases
         self.sharing = sharing
+        # Coordinates are rounded to 16 bits only for a form that keeps no more of them, whose products are in TF32.
+        self._in_16_bits = blocks_in_16_bits(self.blocks.values(), parameters) if precision == "tf32" else frozenset()
         for block in self.blocks.values():
             weight = parameters[block.parameters[0]]
             with torch.inference_mode(False):
@@ -69,6 +72,9 @@ class RotatedReduction(LayerReduction):
             None if apart or places <= products.a.shape[-1] else basis.outputs,
             None if apart or places <= rows * outputs else basis.inputs,
         )
+        if block.name in self._in_16_bits and later == Basis(None, None) and places > 1 and not apart:
+            self._add_in_16_bits(total, products, basis)
+            return
         delta = delta if later.outputs is not None else _turned(delta, basis.outputs)
         if later.inputs is not None:
             self._add_gradients(total, delta, products.a, later, bias=products.bias)
@@ -80,6 +86,14 @@ class RotatedReduction(LayerReduction):
         if apart:
             a, delta = a.flatten(0, 1).unsqueeze(1), delta.flatten(1, 2).unsqueeze(2)
         total.add_(phi_of_products(delta.permute(1, 0, 3, 2).unsqueeze(2), a.unsqueeze(1), self.phi).squeeze(0))
+
+    def _add_in_16_bits(self, total: Tensor, products: Products, basis: Basis) -> None:
+        """Rotate δ and a as bfloat16, and add φ of their products."""
+        assert isinstance(products.a, Tensor)
+        u_g, u_a = (None if u is None else u.to(torch.bfloat16) for u in basis)
+        delta = _turned(products.delta.to(torch.bfloat16), u_g)
+        a = _turned_inputs(products.a.to(torch.bfloat16), u_a, bias=products.bias)
+        add_phi_of_products_(total, delta, a, self.phi)
 
     def _add_gradients(self, total: Tensor, delta: Tensor, a: Tensor, basis: Basis, *, bias: bool) -> None:
         """Make the gradients of some samples at a time, and add φ of them once they are rotated."""
