@@ -199,9 +199,9 @@ class Ledger:
             return
         if not self.form.elementwise:
             raise ConfigurationError(
-                f"state_dtype='8bit' with form={self.form.name!r}: expected form='diagonal', since 8 bits have no sign, "
-                "which factors and eigenvectors need. Take state_dtype=torch.bfloat16 with 'rotated', 'lowrank' or "
-                "Kronecker(bits=16)."
+                f"state_dtype='8bit' with form={self.form.name!r}: expected form='diagonal', since these 8 bits have "
+                "no sign, which factors and eigenvectors need. Take state_dtype=torch.bfloat16 with 'rotated', "
+                "'lowrank' or Kronecker(bits=16)."
             )
         if self.measure.clamps_total:
             raise ConfigurationError(

@@ -1,16 +1,16 @@
 r"""Tensors in fewer bytes than floating-point numbers take: importance in one byte a weight, weights in three.
 
 **Importance** is none below 0 and spans many decades, so it is kept by its logarithm. The bits of a positive float32,
-read as an integer i, are such a logarithm already, linear between powers of 2: equal steps of i are equal shares of the
-number, within a factor of 2. A block of :data:`BLOCK` numbers is kept as codes of one byte and one origin,
+read as an integer i, are such a logarithm already, linear between powers of 2 (Mitchell 1962, doi
+10.1109/TEC.1962.5219391). A block of :data:`BLOCK` numbers is kept as codes of one byte and one origin,
 
 .. math:: i = \text{base} + \text{code} \cdot 2^s, \qquad \text{code} = 1, \dots, 255,
 
-with the smallest s from 16 to 20 for which the block's smallest and largest number are both within reach. Rounded to the
-nearest, a number is off by :math:`2^{s-24}` of itself at most: by 1/256 in a block that spans a factor of 4, by 1/16 in
-one that spans more than :math:`2^{15}`. What is smaller than :math:`2^{-31}` of its block's largest counts as that. Code
-0 is 0 and nothing else, so that what is free stays free, and what is held stays held. All grids are nested: numbers that
-lie on one are kept exactly by each finer one, and by bfloat16.
+with the smallest s from 16 to 20 by which both the smallest and the largest number of the block are within reach.
+Rounded to the nearest, a number is off by :math:`2^{s-24}` of itself at most: by 1/256 in a block that spans a factor
+of 3, by 1/16 in one that spans more than :math:`2^{15}`. What is smaller than :math:`2^{-31}` of its block's largest
+counts as that. Code 0 is 0 and nothing else, so that what is free stays free, and what is held stays held. All grids
+are nested: numbers that lie on one are kept exactly by each finer one, and by bfloat16.
 
 A sum over tasks is rounded at each of them. To the nearest, additions of less than half a step would vanish, task after
 task. :func:`pack_importance` rounds up or down at random instead where it is given noise, by chances that make the
@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 T = TypeVar("T")
 
-BLOCK = 512
+BLOCK = 1024
 """Numbers that share an origin."""
 LEAST = 4096
 """Numbers that a tensor has at least to be packed: below, there is nothing to save, and calls cost more than bytes."""
@@ -37,7 +37,7 @@ _FINEST, _COARSEST = 16, 20
 """The least and the largest s: steps of 1/128 and of 1/8 between powers of 2."""
 _INFINITE = 0x7F800000
 """The bits of infinity, above those of all numbers."""
-_AT_ONCE = 2**13 * BLOCK
+_AT_ONCE = 2**12 * BLOCK
 """Numbers that are packed at a time, so that what is needed for it takes no memory to speak of."""
 
 
@@ -109,9 +109,8 @@ class PackedImportance(Packed):
     def decoded(self, start: int, stop: int) -> Tensor:
         codes, origins = self.parts[0][start:stop], self.parts[1][start // BLOCK : -(-stop // BLOCK)]
         bits = torch.empty_like(codes, dtype=torch.int32)
-        for code, origin, found in zip(
-            _in_blocks(codes), _beside_blocks(origins, codes), _in_blocks(bits), strict=True
-        ):
+        rows = zip(_in_blocks(codes), _beside_blocks(origins, codes), _in_blocks(bits), strict=True)
+        for code, origin, found in rows:
             step = origin & 0xFF
             torch.bitwise_left_shift(code, step, out=found)
             found.add_(origin - step).masked_fill_(code == 0, 0)
@@ -198,8 +197,8 @@ def _codes(numbers: Tensor, noise: torch.Generator | None) -> tuple[Tensor, Tens
         if noise is not None:
             drawn = torch.randint(2**_COARSEST, own.shape, generator=noise, dtype=torch.int32, device=own.device)
             up = drawn & (2 * up - 1)
-        place = ((own + up) >> step) - (lowest - 1)
-        code.copy_(torch.where(own > 0, place.clamp_(1, 255), 0))
+        place = torch.clamp((own + up) >> step, lowest, highest)
+        code.copy_(torch.where(own > 0, place - lowest + 1, 0))
         origin.copy_(((lowest - 1) << step) + step)
     return codes, origins
 
