@@ -108,12 +108,11 @@ class PackedImportance(Packed):
 
     def decoded(self, start: int, stop: int) -> Tensor:
         codes, origins = self.parts[0][start:stop], self.parts[1][start // BLOCK : -(-stop // BLOCK)]
-        bits = torch.empty_like(codes, dtype=torch.int32)
-        rows = zip(_in_blocks(codes), _beside_blocks(origins, codes), _in_blocks(bits), strict=True)
-        for code, origin, found in rows:
+        bits = codes.to(torch.int32)
+        for own, origin in zip(_in_blocks(bits), _beside_blocks(origins, codes), strict=True):
             step = origin & 0xFF
-            torch.bitwise_left_shift(code, step, out=found)
-            found.add_(origin - step).masked_fill_(code == 0, 0)
+            is_held = own.neg().bitwise_right_shift_(31)  # all bits set where a code is above 0: faster than a mask
+            own.bitwise_left_shift_(step).add_(origin - step).bitwise_and_(is_held)
         return bits.view(torch.float32)
 
 

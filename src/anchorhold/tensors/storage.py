@@ -143,6 +143,12 @@ def to_compute(kept: Tensor, parameter: Tensor) -> Tensor:
     return kept if kept.device == parameter.device else kept.to(parameter.device, non_blocking=True)
 
 
+def is_as_kept(weights: Tensor, kept: Tensor) -> bool:
+    """Return whether weights are those that are kept, but for the rounding of that."""
+    rounded = pack_weights(weights) if isinstance(kept, Packed) else weights.to(kept)
+    return torch.equal(rounded, kept)
+
+
 def put_back(used: Tensor, kept: Tensor) -> None:
     """Keep what was changed :func:`to_compute`."""
     if used is not kept:
