@@ -3,6 +3,7 @@
 By default it lies where they lie, no less precisely.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,6 +62,16 @@ class Storage:
         """Whether what rests is kept in bytes that are no floating-point numbers."""
         return self.dtype == "8bit"
 
+    def check(self, parameters: Mapping[str, Tensor]) -> None:
+        """Raise ConfigurationError if what rests about some parameters cannot be packed."""
+        first = next((name for name, p in parameters.items() if is_sharded(p)), None) if self.is_packed else None
+        if first is not None:
+            raise ConfigurationError(
+                f"state_dtype='8bit' with parameters that are spread over processes, such as {first!r}: expected "
+                "parameters that each process has whole, as with DDP. Take state_dtype=torch.bfloat16, which is spread "
+                "as they are."
+            )
+
     def resting_dtype(self, parameter: Tensor) -> torch.dtype:
         """Return the dtype of what rests; of that which is packed, the one in which it is while it is too small."""
         return self.dtype if isinstance(self.dtype, torch.dtype) else running_dtype(parameter)
@@ -110,11 +121,6 @@ class Storage:
         return kept.device == (self.device or parameter.device) and is_sharded(kept) == is_sharded(parameter)
 
     def _packed(self, tensor: Tensor, parameter: Tensor) -> Tensor:
-        if is_sharded(parameter):
-            raise ConfigurationError(
-                "state_dtype='8bit' with sharded parameters: bytes of several weights would lie on several processes. "
-                "Give state_dtype=torch.bfloat16, which is sharded as the parameters are."
-            )
         kept = tensor if isinstance(tensor, Packed) else tensor.to(running_dtype(parameter))
         return self._placed(kept, parameter)
 
