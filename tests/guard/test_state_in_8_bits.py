@@ -267,6 +267,26 @@ def test_a_run_goes_on_exactly_from_a_state(measure, dtype, tmp_path):
         assert torch.equal(mine, its) and type(mine) is type(its)
 
 
+def test_small_steps_lead_where_they_lead_in_32_bits():
+    """An anchor in 16 bits pulls weights by its rounding, farther than such steps go."""
+
+    def way(state_dtype):
+        model = net()
+        guard, optimizer = guarded(model, strength=1e3, state_dtype=state_dtype)
+        for i in range(60):
+            step(model, optimizer, 7 * i)
+        guard.consolidate([batch(n=256)])
+        before = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+        optimizer.param_groups[0]["lr"] = 1e-5
+        for i in range(100):
+            step(model, optimizer, 7 * i + 1)
+        return torch.nn.utils.parameters_to_vector(model.parameters()).detach() - before
+
+    whole = way(None)
+    in_8_bits, in_16_bits = (float((way(each) - whole).norm() / whole.norm()) for each in ("8bit", torch.bfloat16))
+    assert in_8_bits < 0.01 and in_16_bits > 0.1
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_anchor_of_a_16_bit_model_is_exact(dtype):
     model = net(dtype)

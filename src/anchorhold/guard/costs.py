@@ -127,8 +127,10 @@ def costs_of(core: Core) -> Costs:
         if measure.needs.data:
             sums = measuring_bytes(form, block, measured)
         else:  # along the path: running states, and θ(0) where it looks at steps
-            states = len(measure.running) + measure.needs.step
-            sums = sum(states * running_dtype(member).itemsize * member.numel() for member in members)
+            sums = sum(
+                (len(measure.running) * running_dtype(p).itemsize + measure.needs.step * p.dtype.itemsize) * p.numel()
+                for p in members
+            )
         found.append(
             BlockCost(
                 block.name,
