@@ -13,6 +13,7 @@ MODULES = {
     "steps-of-many": "many_tensors",
     "large-store": "large_store",
     "holds": "holds",
+    "small-state": "small_state",
     "state": "state",
 }
 NAMES = tuple(MODULES)

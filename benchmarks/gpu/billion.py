@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 import anchorhold
+from anchorhold.tensors.storage import StateDtype
 from anchorhold_lab.data.locations import Datasets
 from benchmarks.gpu.training import _synchronise
 from benchmarks.harness import Ratio, Report
@@ -39,7 +40,7 @@ Guarded = Callable[[torch.nn.Module], anchorhold.Guard] | None
 """What makes the guard of a case; ``None`` for the step without one."""
 
 
-def _sos(dtype: torch.dtype | None = None, device: str | None = None) -> Guarded:
+def _sos(dtype: StateDtype | None = None, device: str | None = None) -> Guarded:
     options = anchorhold.GuardOptions(state_dtype=dtype, state_device=device)
     return lambda model: anchorhold.Guard(model, anchorhold.SOS(), strength=STRENGTH, options=options)
 
@@ -47,6 +48,7 @@ def _sos(dtype: torch.dtype | None = None, device: str | None = None) -> Guarded
 CASES: dict[str, Guarded] = {
     "unprotected": None,
     "SOS, state in 16 bits": _sos(torch.bfloat16),
+    "SOS, state in 8 bits": _sos("8bit"),
     "SOS, state in 32 bits": _sos(),
     "SOS, state in 16 bits on the processor": _sos(torch.bfloat16, "cpu"),
 }
@@ -152,9 +154,17 @@ def loop(size: Size, dtype: torch.dtype, guarded: Guarded, device: torch.device)
         _synchronise(device)
         seconds.append(time.perf_counter() - began)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    tensors = [] if guard is None else guard.state_dict()["tensors"].values()
-    state = sum({id(tensor): tensor.nbytes for tensor in tensors}.values())  # some layers have tensors in common
+    state = 0 if guard is None else _state_bytes(guard)
     return Loop(seconds, peak, state, sum(parameter.numel() for parameter in model.parameters()), guard)
+
+
+def _state_bytes(guard: anchorhold.Guard) -> int:
+    """Return the bytes that a guard keeps of the measure that drives it."""
+    tensors, kept = guard.state_dict()["tensors"], 0
+    if guard.options.state_dtype == "8bit":  # a state has what rests in more
+        tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(("anchor/", "total/"))}
+        kept = guard.cost().kept
+    return kept + sum({id(t): t.nbytes for t in tensors.values()}.values())  # some layers have tensors in common
 
 
 def decoder(size: Size, device: str | None = None) -> torch.nn.Module:

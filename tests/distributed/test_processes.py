@@ -19,7 +19,7 @@ TWO += ["tests.distributed.fsdp_checks", "tests.distributed.anchor_checks", "tes
 TWO += ["tests.distributed.whole_network_checks", "tests.distributed.projection_checks"]
 TWO += ["tests.distributed.hold_checks", "tests.distributed.implicit_checks", "tests.distributed.strength_checks"]
 TWO += ["tests.distributed.retention_checks", "tests.distributed.relatives_checks", "tests.distributed.merged_checks"]
-TWO += ["tests.distributed.accelerate_checks", "tests.distributed.trainer_checks"]
+TWO += ["tests.distributed.accelerate_checks", "tests.distributed.trainer_checks", "tests.distributed.packed_checks"]
 THREE = ["tests.distributed.three_checks"]
 FOUR = ["tests.distributed.watch_checks", "tests.distributed.reshard_checks", "tests.distributed.layer_checks"]
 

@@ -111,7 +111,6 @@ def costs_of(core: Core) -> Costs:
     for block in core.blocks(form):
         members = [measured[name] for name in block.parameters]
         cost, single = form.cost(block, measured), running_dtype(members[0]).itemsize
-        anchored, kept = (each.dtype.itemsize if each.dtype else single for each in (core.options.storage, storage))
         weights = sum(parameter.numel() for parameter in members)
         usual = weights * (2 if core.has_linear_term else 1)
         anchors, applying = core.space.anchor_cost(block, form, cost, usual, core.state.merged_anchor)
@@ -121,21 +120,23 @@ def costs_of(core: Core) -> Costs:
             counted |= {id(tensor) for tensor in new}
             q = sum(tensor.nbytes for tensor in new)
         else:
-            q = kept * cost.kept
+            q = storage.importance_bytes(cost.kept, members[0])
         if core.state.implicit.value and block.is_matrix and not form.has_eigenbasis:
             q += single * (cost.kept + weights)  # eigenvectors as large as Q, and an eigenvalue for each direction
             applying *= 2  # into those coordinates, and back
         if measure.needs.data:
             sums = measuring_bytes(form, block, measured)
         else:  # along the path: running states, and θ(0) where it looks at steps
-            states = len(measure.running) + measure.needs.step
-            sums = sum(states * running_dtype(member).itemsize * member.numel() for member in members)
+            sums = sum(
+                (len(measure.running) * running_dtype(p).itemsize + measure.needs.step * p.dtype.itemsize) * p.numel()
+                for p in members
+            )
         found.append(
             BlockCost(
                 block.name,
                 weights,
                 cost.description,
-                q + anchored * anchors,
+                q + sum(map(core.options.storage.weights_bytes, members)) * anchors // max(1, weights),
                 sums + (single * weights if core.options.gradient_term else 0),
                 applying * (len(own.parts) if isinstance(own, SumMatrix) else 1),
             )

@@ -45,6 +45,7 @@ from anchorhold.holds import Hold
 from anchorhold.measures import Measure
 from anchorhold.retention import KeptSet, KeptSets, PulledBack, Retention, Tolerance
 from anchorhold.retention.kept_set import SAMPLES
+from anchorhold.tensors.packed import plain_tensor
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
@@ -271,7 +272,7 @@ class Guard(NotACallback):
 
         In a form other than the diagonal this is its diagonal, for reading; what holds is ``guard.held.matrices``.
         """
-        return self._core.state.driving.diagonal
+        return {name: plain_tensor(omega) for name, omega in self._core.state.driving.diagonal.items()}
 
     @property
     def anchor(self) -> dict[str, Tensor]:
@@ -280,7 +281,7 @@ class Guard(NotACallback):
         With ``anchor="mean"`` this is the mean for the diagonal alone; in other forms, and with a gradient term, it is
         the last task's solution, and ``held.linear_term`` says how the hold leans there.
         """
-        return dict(self._core.state.anchor)
+        return {name: plain_tensor(theta) for name, theta in self._core.state.anchor.items()}
 
     def cost(self) -> Costs:
         """Return what the guard's form takes of memory and time, block by block, before anything is measured.
@@ -454,7 +455,8 @@ class Guard(NotACallback):
         Of an adapter it is what it adds to a weight that goes back: of a fresh one's BA just the share is left. The
         mean with one that had learned has twice the rank, and the nearest of its own takes its place.
 
-        An anchor that is kept in 16 bits (``state_dtype``) has lost digits, which the weights then lose too.
+        An anchor that is kept in fewer bits than the weights (``state_dtype``) has lost digits, which they then lose
+        too.
 
         Args:
             share: that of the weights as they are: 1 changes nothing, 0 goes back to the anchor.

@@ -13,6 +13,7 @@ from anchorhold.forms.damped import add_damping
 from anchorhold.guard.arguments.strengths import PatternStrengths, total_trace
 from anchorhold.measures import Measure, PathMeasure, SampleMeasure
 from anchorhold.measures.base import Finished, States
+from anchorhold.tensors.packed import pack_importance
 from anchorhold.tensors.sharding import local, whole_maxima, whole_sums, wrap_local
 from anchorhold.tensors.storage import Once, Storage, each_as_it_is, running_dtype, to_compute
 from anchorhold.tensors.summaries import amount, spread
@@ -186,10 +187,28 @@ class Ledger:
                 "positive semi-definite, and some directions would be pushed away from the anchor. Leave state_dtype "
                 "out, or take a form that bears it: Kronecker(bits=16), 'rotated' or 'lowrank'."
             )
+        self._check_packed()
         self.damping = self.form.penalty_damping
         if self.form.storage_dtype is not None:
             self.storage = replace(self.storage, dtype=self.form.storage_dtype)
         self.restart()
+
+    def _check_packed(self) -> None:
+        """Refuse state in 8 bits of what they cannot hold."""
+        if not self.storage.is_packed:
+            return
+        if not self.form.elementwise:
+            raise ConfigurationError(
+                f"state_dtype='8bit' with form={self.form.name!r}: expected form='diagonal', since these 8 bits have "
+                "no sign, which factors and eigenvectors need. Take state_dtype=torch.bfloat16 with 'rotated', "
+                "'lowrank' or Kronecker(bits=16)."
+            )
+        if self.measure.clamps_total:
+            raise ConfigurationError(
+                f"state_dtype='8bit' with {self.measure.name}, whose total has importances below 0 until it is used: "
+                "expected a measure that clamps each task's, such as SI() as it comes. Or take "
+                "state_dtype=torch.bfloat16."
+            )
 
     @property
     def measured(self) -> dict[str, Matrix]:
@@ -292,13 +311,20 @@ class Ledger:
         return decay * self.measure.decay
 
     def new_total(
-        self, found: Mapping[str, Matrix], decay: float, parameters: Mapping[str, Tensor]
+        self, found: Mapping[str, Matrix], decay: float, parameters: Mapping[str, Tensor], tasks: int = 0
     ) -> dict[str, Matrix]:
-        """Return the total with a task's importance taken in, changing nothing yet."""
+        """Return the total with a task's importance taken in, changing nothing yet.
+
+        Args:
+            found: the task's importance, by block.
+            decay: the guard's γ.
+            parameters: what it is of.
+            tasks: how many tasks came before, by which the rounding of packed sums is drawn.
+        """
         total, decay, once, kind = dict(self.total), self.decayed(decay), self.once(), self.measure.total
         for name, matrix in found.items():
             like = parameters[matrix.block.parameters[0]]
-            added = matrix
+            added, noise = matrix, None
             if name in total and kind != "replace":
                 known = total[name] if total[name].block == matrix.block else total[name].pad(matrix.block)
                 earlier = known.to(like.device)
@@ -308,7 +334,9 @@ class Ledger:
                     added = own.add(earlier, before).scale(1 / (1 + before))
                 else:
                     added = own.add(earlier, decay)
-            total[name] = self.to_storage(added, like, once)
+                if self.storage.is_packed:  # the same on all processes, and another in each task
+                    noise = torch.Generator(like.device).manual_seed(tasks)
+            total[name] = self.to_storage(added, like, once, noise)
             if not total[name].is_finite:
                 raise NotFiniteError(
                     f"{self.measure.name}: the importance of {name!r} is not finite, so nothing was consolidated; the "
@@ -317,9 +345,15 @@ class Ledger:
                 )
         return total
 
-    def to_storage(self, matrix: Matrix, parameter: Tensor, once: Callable[[Tensor], Tensor]) -> Matrix:
+    def to_storage(
+        self,
+        matrix: Matrix,
+        parameter: Tensor,
+        once: Callable[[Tensor], Tensor],
+        noise: torch.Generator | None = None,
+    ) -> Matrix:
         """Return a matrix as it is kept beside a parameter of its block; of equal tensors one, by ``once``."""
-        return matrix.map(lambda tensor: once(self.storage.to_storage(tensor, parameter)))
+        return matrix.map(lambda tensor: once(self.storage.importance_to_storage(tensor, parameter, noise)))
 
     def once(self) -> Callable[[Tensor], Tensor]:
         """Return what gives equal tensors of several blocks as one, where the form lets them have any in common."""
@@ -354,10 +388,12 @@ class Ledger:
             weights = sum(omega.numel() for matrix in found.values() for omega in matrix.diagonal().values())
             added = self.damping * total_trace(found) / max(1, weights)
             found = {name: add_damping(matrix, added) for name, matrix in found.items()}
-        if self.strengths is None:
+        if self.strengths is not None:
+            factors = {name: self.strengths.factor(matrix.block.parameters) for name, matrix in total.items()}
+            found = {name: m if factors[name] == 1 else m.scale(factors[name]) for name, m in found.items()}
+        if found is total or not self.storage.is_packed:
             return found
-        factors = {name: self.strengths.factor(matrix.block.parameters) for name, matrix in total.items()}
-        return {name: m if factors[name] == 1 else m.scale(factors[name]) for name, m in found.items()}
+        return {name: matrix.map(pack_importance) for name, matrix in found.items()}
 
     def _clamped(self, total: dict[str, Matrix]) -> dict[str, Matrix]:
         if not self.measure.clamps_total:

@@ -123,6 +123,7 @@ def _hold_in_the_gradient(core: Core) -> None:
 def _taken_by_forms(core: Core, parameters: dict[str, nn.Parameter]) -> tuple[dict[str, nn.Parameter], Space]:
     """Return parameters and their space, or refuse those that a form cannot keep an importance of."""
     form = core.state.driving.form
+    core.options.storage.check(parameters)
     refuse_unless_in_parts(form, core.runtime.model)
     space = core.space_of(parameters)
     parameters = space.without_layers(parameters)

@@ -76,7 +76,7 @@ def end_task(
     ranks.together(lambda: _check_weights(core.runtime))
     totals = ranks.together(
         lambda: {
-            name: state.ledgers[name].new_total(result.matrices, state.decay, core.measured)
+            name: state.ledgers[name].new_total(result.matrices, state.decay, core.measured, state.tasks)
             for name, result in results.items()
         }
     )

@@ -27,6 +27,7 @@ from anchorhold.guard.summary import strength_record
 from anchorhold.holds import Hold
 from anchorhold.retention import PulledBack, TracePoint
 from anchorhold.spaces import SpaceName
+from anchorhold.tensors.storage import StateDtype
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -316,8 +317,8 @@ class ChosenOptions:
         return self._core.options.gather
 
     @property
-    def state_dtype(self) -> torch.dtype | None:
-        """The dtype in which the anchor and Ω are kept; ``None`` for as precise as the parameters."""
+    def state_dtype(self) -> StateDtype | None:
+        """The precision in which the anchor and Ω are kept; ``None`` for as precise as the parameters."""
         return self._core.options.storage.dtype
 
     @property

@@ -77,6 +77,8 @@ def new_core(
     driving.strengths = PatternStrengths(c) if isinstance(c, dict) else None
     allowed = checked_space(rarer.space, ledgers, others, anchor, batch_norm, implicit=rarer.implicit is True)
     sloped = has_linear_term(driving.form, anchor, gradient_term=rarer.gradient_term)
+    if storage.is_packed:
+        _refuse_in_8_bits(rarer)
     either = rarer.implicit is None and may_be_implicit(driving.form, batch_norm, has_linear_term=sloped)
     asked = Options(
         Selection(protect),
@@ -110,6 +112,16 @@ def new_core(
     core.space.check()
     warn_of_unmerged(core)
     return core
+
+
+def _refuse_in_8_bits(rarer: GuardOptions) -> None:
+    """Refuse what is kept beside the anchor and Ω, and is neither of them."""
+    if rarer.space == "merged" or rarer.gradient_term:
+        beside = "space='merged'" if rarer.space == "merged" else "gradient_term=True"
+        raise ConfigurationError(
+            f"state_dtype='8bit' with {beside}, which keeps tensors that are small differences of large ones: expected "
+            "it without. Take state_dtype=torch.bfloat16, or leave it out."
+        )
 
 
 def _ledgers(

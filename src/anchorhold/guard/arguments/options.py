@@ -11,6 +11,7 @@ import torch
 from anchorhold.errors import ConfigurationError
 from anchorhold.guard.distributed.gathering import Gather
 from anchorhold.spaces import SpaceName
+from anchorhold.tensors.storage import StateDtype
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -46,9 +47,11 @@ class GuardOptions:
             so that each measures its own batches; or ``"layers"``, one at a time, so that no process ever has more, and
             all go through the batches of all together, which takes longer. ``None`` gathers the model, unless a
             device says that it has no room for it, or layers are cut up (tensor parallelism).
-        state_dtype: the dtype in which the anchor and Ω are kept; ``torch.bfloat16`` halves their bytes. By default
-            that of the parameters, and ``torch.float32`` at least, as are the states that measures along the path
-            accumulate in any case: averages freeze in 16 bits.
+        state_dtype: the dtype in which the anchor and Ω are kept; ``torch.bfloat16`` halves their bytes. ``"8bit"``
+            does so too, with an anchor 256 times as close: 1 byte for Ω, by its logarithm, and 3 for the anchor, or
+            the 2 of weights of 16 bits. It is for the diagonal, and tensors of 4096 numbers or more. By default that of
+            the parameters, and ``torch.float32`` at least, as are the states that measures along the path accumulate in
+            any case: averages freeze in 16 bits.
         state_device: the device on which all of these are kept, such as ``"cpu"``; by default the parameters' own.
     """
 
@@ -57,7 +60,7 @@ class GuardOptions:
     implicit: bool | None = None
     group: "ProcessGroup | None" = None
     gather: Gather | None = None
-    state_dtype: torch.dtype | None = None
+    state_dtype: StateDtype | None = None
     state_device: torch.device | str | None = None
 
 

@@ -15,7 +15,7 @@ from anchorhold.guard.refreshing import refresh
 from anchorhold.guard.rollback.averaged_adapters import AveragedAdapters, Means, newcomers_in_words
 from anchorhold.settings import checked_share
 from anchorhold.tensors.sharding import is_finite, local
-from anchorhold.tensors.storage import running_dtype, to_compute
+from anchorhold.tensors.storage import is_as_kept, running_dtype, to_compute
 
 
 @torch.no_grad()
@@ -52,11 +52,7 @@ def _why_nothing(core: Core, adapters: AveragedAdapters) -> str:
 
 def has_moved(state: GuardState, held: Mapping[str, Tensor]) -> bool:
     """Return whether any weight is elsewhere than its anchor, as far as that is kept."""
-    for name, parameter in held.items():
-        anchor = local(state.anchor[name])
-        if not torch.equal(local(parameter).to(anchor), anchor):
-            return True
-    return False
+    return any(not is_as_kept(local(p), local(state.anchor[name])) for name, p in held.items())
 
 
 def checked_way(core: Core, call: str) -> dict[str, nn.Parameter]:

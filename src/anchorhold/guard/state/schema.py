@@ -26,6 +26,7 @@ from anchorhold.guard.weights_mark import mark_of
 from anchorhold.retention import Tolerance
 from anchorhold.retention.controller import Control
 from anchorhold.settings import plain
+from anchorhold.tensors.packed import plain_tensor
 from anchorhold.tensors.storage import Storage
 
 VERSION = 2
@@ -73,7 +74,10 @@ class Precision:
     """Return the function that keeps a tensor beside its parameter."""
 
 
-AS_STORED = Precision("`state_dtype`; by default the parameter's, at least 32 bits", lambda storage: storage.to_storage)
+AS_STORED = Precision(
+    "`state_dtype`; by default the parameter's, at least 32 bits, and with `8bit` 16 or 32 bits that are exact",
+    lambda storage: storage.to_storage,
+)
 RUNNING = Precision("the parameter's, at least 32 bits", lambda storage: storage.running)
 EXACT = Precision("the parameter's", lambda storage: storage.exact)
 
@@ -507,9 +511,9 @@ TENSOR_KINDS = (
 
 
 def tensors_of(core: Core) -> dict[str, Tensor]:
-    """Return all tensors of a guard by their keys."""
+    """Return all tensors of a guard by their keys; those that are packed as any version reads them."""
     return {
-        f"{prefix}/{name}": tensor
+        f"{prefix}/{name}": plain_tensor(tensor)
         for kind in TENSOR_KINDS
         for prefix in kind.prefixes(core)
         for name, tensor in kind.tensors(core, prefix).items()

@@ -17,6 +17,7 @@ from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.rank_gradients import RankGradients
 from anchorhold.guard.stepping.observed import Observed
 from anchorhold.guard.stepping.optimizers.accepted import refuse_sparse
+from anchorhold.tensors.packed import Packed
 from anchorhold.tensors.sharding import is_sharded
 from anchorhold.tensors.storage import running_dtype, to_compute
 
@@ -409,6 +410,7 @@ def bundles_of(
     for name, parameter in parameters.items():
         held = elementwise and name in core.state.anchor and name not in elsewhere
         whole = parameter.is_contiguous() and not is_sharded(parameter) and 0 < parameter.numel() <= SMALL
+        whole = whole and not _is_packed(core, name)
         grad = parameter.grad
         # A row has one dtype: of parameters that lie in one piece, each with a gradient like itself.
         if name in alone or not whole or grad is None or grad.dtype != parameter.dtype:
@@ -428,6 +430,13 @@ def bundles_of(
             del lengths[key]
             found.append(_row_of(core, rows.pop(key), held=held))
     return found + [_row_of(core, row, held=bool(key[2])) for key, row in rows.items()]
+
+
+def _is_packed(core: Core, name: str) -> bool:
+    """Return whether an importance or an anchor is kept in bytes that cannot be views of a row."""
+    matrix = core.state.driving.held.get(name)
+    importance = () if matrix is None else matrix.state().values()
+    return any(isinstance(kept, Packed) for kept in (core.state.anchor.get(name), *importance))
 
 
 def _row_of(core: Core, parameters: dict[str, nn.Parameter], *, held: bool) -> Bundle:

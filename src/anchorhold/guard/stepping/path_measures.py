@@ -14,6 +14,7 @@ from anchorhold.guard.stepping.bundles import Bundle
 from anchorhold.guard.stepping.observed import Observed
 from anchorhold.measures import PathMeasure
 from anchorhold.measures.base import Seen
+from anchorhold.tensors.packed import unpacked
 from anchorhold.tensors.pieces import in_pieces, is_one_piece
 from anchorhold.tensors.storage import put_back, to_compute
 
@@ -129,7 +130,7 @@ def pieces_of(
     if not given:
         return []
     if is_one_piece(next(iter(given.values()))):
-        return [(given, states)]
+        return [({name: unpacked(tensor) for name, tensor in given.items()}, states)]
     places = [(key, state) for key, own in states.items() for state in own]
 
     def by_name(cut: Sequence[Tensor]) -> tuple[Pieces, Mapping[str, Pieces]]:
