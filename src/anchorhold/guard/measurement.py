@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from anchorhold.engine.accumulator import SampleAccumulator, SampleImportance
 from anchorhold.engine.batches import Forward, check_batches
@@ -367,9 +368,12 @@ class TaskMeasurement:
             every.append(self.gradient.collector(self.forward, every if some is None else []))
         if is_first and not core.runtime.by_layer:
             warn_if_alone_among_several(ranks)
-        classes = self._collect(every)
+        counted = _Sizes(self.batches)
+        classes = replace(self, batches=counted)._collect(every)
         if is_first:
             look_at_classes(self.monitors, classes, every)
+            if core.state.driver in collectors:
+                self._note_rows(collectors[core.state.driver], counted)
         layers = {collectors[name] for name in self.sampled if not core.state.ledgers[name].form.elementwise}
         for collector in every:
             add_up(core.runtime, collector, in_parts=collector not in layers)
@@ -379,6 +383,14 @@ class TaskMeasurement:
         for result, theirs in zip(results.values(), zip(*ways, strict=True), strict=True):
             result.fallback = dict(ChainMap(*theirs))
         return {name: results[collectors[name]] for name in self.sampled}, classes
+
+    def _note_rows(self, collector: SampleAccumulator, batches: "_Sizes") -> None:
+        """Note how many rows each layer has seen in a batch of this process, by which the cost of a step is known."""
+        sums = collector.sums
+        for name in {key.removesuffix("/mass") for key in sums if key.endswith("/mass")}:
+            # Where a layer was measured by its gradients, the mass is another.
+            if not bool(sums[f"{name}/ways"][1]) and collector.samples:
+                self.core.runtime.rows[name] = float(sums[f"{name}/mass"]) / collector.samples * batches.mean
 
     def _collectors(
         self, known: Mapping[str, Mapping[str, Tensor]] | None = None, some: Sequence[Block] | None = None
@@ -411,3 +423,21 @@ class TaskMeasurement:
     def _collect(self, collectors: list[SampleAccumulator]) -> Classes:
         """Give the batches to the collectors until there are no more, or enough. Return the labels of all ranks."""
         return collect(self.core.runtime, collectors, self.batches, self.forward)
+
+
+class _Sizes:
+    """Batches whose sizes are noted as they are read: the rows of the first tensor in each."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+        self._sizes: list[int] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            self._sizes += [len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim][:1]
+            yield batch
+
+    @property
+    def mean(self) -> float:
+        """Return the mean size of a batch."""
+        return sum(self._sizes) / max(1, len(self._sizes))
