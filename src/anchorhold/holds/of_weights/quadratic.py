@@ -32,6 +32,7 @@ from torch import Tensor
 from anchorhold.forms.base import Displacement, Matrix, pull_share
 from anchorhold.forms.diagonal import DiagonalMatrix
 from anchorhold.holds.base import Held, Hold, displacement
+from anchorhold.holds.of_weights.vectors_together import pulls_of_vectors
 from anchorhold.tensors.pieces import in_pieces
 from anchorhold.tensors.sharding import is_sharded, whole_sums
 from anchorhold.tensors.storage import running_dtype, to_compute
@@ -42,12 +43,18 @@ class Quadratic(Hold):
 
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
         """Return 2c·Q(θ − θ*): in 16 bits where Q's products are made in these, since more would be made up."""
-        return {name: pull for part in self.parts(held, held.parameters) for name, pull in part.items()}
+        pulls = {name: pull for part in self.parts(held, held.parameters) for name, pull in part.items()}
+        blocks = (matrix.block.parameters for matrix in held.importance.values())
+        return {name: pulls[name] for block in blocks for name in block if name in pulls}
 
     def parts(self, held: Held, names: Container[str]) -> Iterator[dict[str, Tensor]]:
         """Yield the same block by block, of some parameters, and keep none of it while the next one is made."""
+        vectors = pulls_of_vectors(held, names)
+        together = set(vectors)  # each part is emptied as it is added
+        yield vectors
         for matrix in held.importance.values():
-            if any(name in held.parameters for name in matrix.block.parameters):
+            own = matrix.block.parameters
+            if together.isdisjoint(own) and any(name in held.parameters for name in own):
                 yield {
                     name: 2 * held.strength * pull
                     for name, pull in applied(matrix, held.parameters, held.anchor, rounded=True).items()
