@@ -16,8 +16,8 @@ the transpose is positive semi-definite.
 import torch
 from torch import Tensor
 
-from anchorhold.forms.products import product
 from anchorhold.tensors.matrices import as_matrix, times_blocks
+from anchorhold.tensors.products import product
 
 Coordinates = Tensor | None
 

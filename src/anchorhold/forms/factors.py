@@ -22,7 +22,6 @@ from anchorhold.forms.coordinates import (
     to_basis,
     truncate_values,
 )
-from anchorhold.forms.products import product
 from anchorhold.tensors.matrices import (
     along_diagonal,
     as_matrix,
@@ -33,6 +32,7 @@ from anchorhold.tensors.matrices import (
     products_in,
     times_blocks,
 )
+from anchorhold.tensors.products import product
 from anchorhold.tensors.sharding import is_finite
 
 Factor = Tensor | None

@@ -110,7 +110,9 @@ class Costs:
             lines.append(f"  and {others} smaller ones")
         if self.ratio is not None and self.multiplications >= LEAST_PULL:
             rows = max((block.rows for block in self.blocks if block.rows), default=0.0)
-            lines.append(f"  a held step is expected to take {self.ratio:.3g} unprotected ones, at {rows:,.0f} rows a batch")
+            lines.append(
+                f"  a held step is expected to take {self.ratio:.3g} unprotected ones, at {rows:,.0f} rows a batch"
+            )
         return "\n".join(lines)
 
 

@@ -295,7 +295,7 @@ class TaskMeasurement:
             collectors.append(self.gradient.collector(self.forward, collectors))
         for collector in collectors:
             collector.limit = min(REHEARSED, collector.limit or REHEARSED)
-        classes = self._collect(collectors)
+        classes = self._collect(collectors, self.batches)
         for collector in collectors:
             if not collector.seen:
                 self.core.runtime.ranks.together(collector.result)  # says that there were no batches
@@ -368,12 +368,12 @@ class TaskMeasurement:
             every.append(self.gradient.collector(self.forward, every if some is None else []))
         if is_first and not core.runtime.by_layer:
             warn_if_alone_among_several(ranks)
-        counted = _Sizes(self.batches)
-        classes = replace(self, batches=counted)._collect(every)
+        batches = _Sizes(self.batches)
+        classes = self._collect(every, batches)
         if is_first:
             look_at_classes(self.monitors, classes, every)
             if core.state.driver in collectors:
-                self._note_rows(collectors[core.state.driver], counted)
+                self._note_rows(collectors[core.state.driver], batches)
         layers = {collectors[name] for name in self.sampled if not core.state.ledgers[name].form.elementwise}
         for collector in every:
             add_up(core.runtime, collector, in_parts=collector not in layers)
@@ -420,9 +420,9 @@ class TaskMeasurement:
             found[name] = made[mean]
         return found
 
-    def _collect(self, collectors: list[SampleAccumulator]) -> Classes:
-        """Give the batches to the collectors until there are no more, or enough. Return the labels of all ranks."""
-        return collect(self.core.runtime, collectors, self.batches, self.forward)
+    def _collect(self, collectors: list[SampleAccumulator], batches: Iterable[Any]) -> Classes:
+        """Give batches to the collectors until there are no more, or enough. Return the labels of all ranks."""
+        return collect(self.core.runtime, collectors, batches, self.forward)
 
 
 class _Sizes:

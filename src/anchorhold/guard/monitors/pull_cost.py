@@ -49,8 +49,8 @@ class PullCost(Monitor):
 
 
 _SLOW = (
-    "A held step is expected to take {ratio:.3g} times as long as an unprotected one. In the form {form!r} the hold's pull "
-    "takes {pull:.2g} multiplications, however large the batch is, and the task's own step {step:.2g} at {rows:,.0f} rows "
-    "a batch, as in those that the importance was measured with. Less takes {advice}. print(guard.cost(rows=)) says so "
-    "for other batches; see docs/guides/forms.md."
+    "A held step is expected to take {ratio:.3g} times as long as an unprotected one. In the form {form!r} the hold's "
+    "pull takes {pull:.2g} multiplications, however large the batch is, and the task's own step {step:.2g} at "
+    "{rows:,.0f} rows a batch, as in those that the importance was measured with. Less takes {advice}. "
+    "guard.cost(rows=).ratio says so for other batches; docs/guides/forms.md has what was measured."
 )

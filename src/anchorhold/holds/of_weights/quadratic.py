@@ -31,8 +31,8 @@ from torch import Tensor
 
 from anchorhold.forms.base import Displacement, Matrix, pull_share
 from anchorhold.forms.diagonal import DiagonalMatrix
+from anchorhold.forms.diagonals import pulls_of_diagonals
 from anchorhold.holds.base import Held, Hold, displacement
-from anchorhold.holds.of_weights.vectors_together import pulls_of_vectors
 from anchorhold.tensors.pieces import in_pieces
 from anchorhold.tensors.sharding import is_sharded, whole_sums
 from anchorhold.tensors.storage import running_dtype, to_compute
@@ -49,9 +49,10 @@ class Quadratic(Hold):
 
     def parts(self, held: Held, names: Container[str]) -> Iterator[dict[str, Tensor]]:
         """Yield the same block by block, of some parameters, and keep none of it while the next one is made."""
-        vectors = pulls_of_vectors(held, names)
-        together = set(vectors)  # each part is emptied as it is added
-        yield vectors
+        wanted = {name: parameter for name, parameter in held.parameters.items() if name in names}
+        small = pulls_of_diagonals(held.importance.values(), wanted, held.anchor, 2 * held.strength)
+        together = set(small)  # each part is emptied as it is added
+        yield small
         for matrix in held.importance.values():
             own = matrix.block.parameters
             if together.isdisjoint(own) and any(name in held.parameters for name in own):
