@@ -1,6 +1,5 @@
 """A held step in forms of layers' matrices against an unprotected one: its floor by arithmetic, and what it takes."""
 
-import contextlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import anchorhold
 from anchorhold.errors import AnchorholdWarning
 from anchorhold.forms import Form, Kronecker, Rotated, coordinates, factors
 from anchorhold.holds.of_weights import quadratic
+from anchorhold.tensors.matrices import tf32_allowed
 from anchorhold_lab.data.locations import Datasets
 from benchmarks.harness import Ratio, Report, interleaved
 from benchmarks.language.gpt import GPT
@@ -145,7 +145,7 @@ def _report(name: str, settings: list[Setting], device: torch.device, quick: boo
         "|---|---|---|---|---|---|---|",
     ]
     for setting in settings:
-        with _process_in(tf32=setting.tf32), torch.random.fork_rng(devices=[]):
+        with tf32_allowed(setting.tf32, device), torch.random.fork_rng(devices=[]):
             table += _measure(setting, device, report, 2 if quick else setting.repeats)
     report.details["Unprotected steps that a held one takes"] = table
     return report
@@ -201,14 +201,3 @@ def _by_plain_products(step: Step) -> Callable[[], None]:
             quadratic.pulls_of_diagonals = fast[1]
 
     return plain
-
-
-@contextlib.contextmanager
-def _process_in(*, tf32: bool) -> Iterator[None]:
-    """Let the task's own products be made in TF32 or not, on a GPU."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
