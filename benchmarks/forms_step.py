@@ -57,10 +57,6 @@ class Setting:
     tf32: bool = False
     """Whether the task's own products are made in TF32."""
 
-    def step(self, form: Form | None, device: torch.device) -> "Step":
-        """Return a training step, held in a form or not."""
-        return Step(self, form, device)
-
 
 class Step:
     """A training step in a task after the first."""
@@ -96,7 +92,7 @@ def run(quick: bool) -> Iterator[Report]:
     device = torch.device("cpu")
     settings = [_mlp((12, 20, 20, 4) if quick else (784, 2000, 2000, 10), 32 if quick else 256, 7, FORMS)]
     settings.append(_gpt(16 if quick else 128, 2 if quick else 4, 2 if quick else 8, 128, 15, FORMS))
-    yield _report("forms-step", settings, device, quick)
+    yield from _reports("forms-step", settings, device, quick)
 
 
 def on_gpu(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Report]:
@@ -107,7 +103,7 @@ def on_gpu(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Re
     settings = []
     for forms in (FORMS, IN_TF32):
         settings += [_mlp(flagship, 256, 40, forms), _gpt(*size, 20, forms), _mlp(wide, 4096, 10, forms)]
-    yield _report("gpu-forms-step", settings, device, quick)
+    yield from _reports("gpu-forms-step", settings, device, quick)
 
 
 def _mlp(widths: tuple[int, ...], rows: int, repeats: int, forms: dict[str, Form]) -> Setting:
@@ -138,7 +134,8 @@ def _setting(*given: Any) -> Setting:
     return Setting(f"{rest[0]}, TF32" if tf32 else rest[0], *rest[1:], forms, tf32)
 
 
-def _report(name: str, settings: list[Setting], device: torch.device, quick: bool) -> Report:
+def _reports(name: str, settings: list[Setting], device: torch.device, quick: bool) -> Iterator[Report]:
+    """Yield the report after each setting, so that what was measured is written whatever comes."""
     report = Report(name, "A held step in forms of layers' matrices, and its floor", list(NOTES), {})
     table = [
         "| network | form | floor | measured | by plain products | measured / floor | Q(D) off by |",
@@ -147,13 +144,13 @@ def _report(name: str, settings: list[Setting], device: torch.device, quick: boo
     for setting in settings:
         with tf32_allowed(setting.tf32, device), torch.random.fork_rng(devices=[]):
             table += _measure(setting, device, report, 2 if quick else setting.repeats)
-    report.details["Unprotected steps that a held one takes"] = table
-    return report
+        report.details["Unprotected steps that a held one takes"] = table
+        yield report
 
 
 def _measure(setting: Setting, device: torch.device, report: Report, repeats: int) -> list[str]:
     """Time a setting's steps, and return the rows of the table."""
-    steps = {name: setting.step(form, device) for name, form in {PLAIN: None, **setting.forms}.items()}
+    steps = {name: Step(setting, form, device) for name, form in {PLAIN: None, **setting.forms}.items()}
     plain = {f"{name}, plain products": _by_plain_products(steps[name]) for name in setting.forms}
     seconds = interleaved({**steps, **plain}, repeats)
     report.seconds |= {f"{setting.title}: {name}": times for name, times in seconds.items()}
