@@ -70,7 +70,7 @@ class Step:
         self.guard: anchorhold.Guard | None = None
         if form is not None:
             self.guard = anchorhold.Guard(self.model, "EWC", strength=1.0, form=form, from_scratch=True)
-            few = self.inputs[:2, :8] if self.inputs.dtype == torch.long else self.inputs[:64]
+            few = self.inputs[:2, :8] if self.inputs.dtype == torch.long else self.inputs[:8]
             self.guard.consolidate([few])
             self.guard.attach(self.optimizer)
         with warnings.catch_warnings():
