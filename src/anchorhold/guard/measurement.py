@@ -386,11 +386,13 @@ class TaskMeasurement:
 
     def _note_rows(self, collector: SampleAccumulator, batches: "_Sizes") -> None:
         """Note how many rows each layer has seen in a batch of this process, by which the cost of a step is known."""
-        sums = collector.sums
+        sums, samples = collector.sums, collector.samples
+        # A row of packed texts holds several samples, and of the last batch a limit may take a few.
+        size = max(batches.mean, samples / max(1, len(batches.sizes)))
         for name in {key.removesuffix("/mass") for key in sums if key.endswith("/mass")}:
             # Where a layer was measured by its gradients, the mass is another.
-            if not bool(sums[f"{name}/ways"][1]) and collector.samples:
-                self.core.runtime.rows[name] = float(sums[f"{name}/mass"]) / collector.samples * batches.mean
+            if samples and not bool(sums[f"{name}/ways"][1]):
+                self.core.runtime.rows[name] = float(sums[f"{name}/mass"]) / samples * size
 
     def _collectors(
         self, known: Mapping[str, Mapping[str, Tensor]] | None = None, some: Sequence[Block] | None = None
@@ -430,14 +432,16 @@ class _Sizes:
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
-        self._sizes: list[int] = []
+        self.sizes: list[int] = []
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._batches:
-            self._sizes += [len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim][:1]
+            # What a tokenizer returns is a mapping, and no dictionary.
+            leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+            self.sizes += [len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim][:1]
             yield batch
 
     @property
     def mean(self) -> float:
         """Return the mean size of a batch."""
-        return sum(self._sizes) / max(1, len(self._sizes))
+        return sum(self.sizes) / max(1, len(self.sizes))

@@ -1,6 +1,8 @@
 """The ratio of a held step to an unprotected one is the forms' own arithmetic, and a large one is told of once."""
 
 import warnings
+from collections import UserDict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -56,6 +58,24 @@ def test_each_layers_rows_are_those_that_it_has_seen():
     guard = Guard(conv, anchorhold.Fisher(samples=6), form="kronecker", strength=1.0, from_scratch=True)
     guard.consolidate([torch.randn(8, 2, 6, 6)])
     assert {block.name: block.rows for block in guard.cost().blocks} == {"0.weight": 8 * 16, "2.weight": 8}
+
+
+def test_a_batch_that_is_a_mapping_or_has_packed_rows_is_counted():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
+
+        def forward(self, input_ids, labels=None, position_ids=None):
+            return SimpleNamespace(logits=self.head(self.embedding(input_ids)))
+
+    text = torch.randint(9, (3, 8))
+    packed = torch.arange(4).repeat(3, 2)
+    for more in ({}, {"position_ids": packed}):
+        guard = Guard(Named(), "EWC", form="kronecker", strength=1.0, from_scratch=True)
+        guard.consolidate([UserDict(input_ids=text, labels=text, **more)])
+        head = next(block for block in guard.cost().blocks if block.name == "head.weight")
+        assert head.rows == 3 * 8
 
 
 def test_frozen_layers_and_lookups_are_counted_as_what_they_are():
