@@ -10,6 +10,7 @@ MODULES = {
     "rules": "rules",
     "memory": "memory",
     "step": "step",
+    "forms-step": "forms_step",
     "steps-of-many": "many_tensors",
     "large-store": "large_store",
     "holds": "holds",

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from anchorhold_lab.data.locations import Datasets
+from benchmarks import forms_step
 from benchmarks.gpu import billion, billion_forms, fisher, forms, measuring, measuring_peers, plain_step, training
 
 BENCHMARKS = {
@@ -13,6 +14,7 @@ BENCHMARKS = {
     "split-cifar": training.split_cifar,
     "fisher": fisher.run,
     "plain-step": plain_step.run,
+    "forms-step": forms_step.on_gpu,
     "forms-products": forms.products,
     "forms-permuted-mnist": forms.permuted_mnist,
     "forms-split-cifar": forms.split_cifar,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from anchorhold.tensors.matrices import as_matrix, times_blocks
+from anchorhold.tensors.products import product
 
 Coordinates = Tensor | None
 
@@ -32,7 +33,7 @@ def to_basis(d: Tensor, u: Coordinates) -> Tensor:
         return d
     if u.ndim == 3:
         return times_blocks(d, u)
-    inside = d @ u
+    inside = product(d, u)
     return torch.cat([inside, d - inside @ u.mT], -1) if is_thin(u) else inside
 
 
@@ -43,19 +44,19 @@ def from_basis(turned: Tensor, u: Coordinates) -> Tensor:
     if u.ndim == 3:
         return times_blocks(turned, u.mT)
     if not is_thin(u):
-        return turned @ u.mT
+        return product(turned, u.mT)
     inside, rest = turned[..., : u.shape[1]], turned[..., u.shape[1] :]
     return (inside - rest @ u) @ u.mT + rest
 
 
 def outputs_to_basis(d: Tensor, u: Coordinates) -> Tensor:
     """Return Uᵀ D: the columns of a matrix in a basis of the outputs."""
-    return u.mT @ d if u is not None and u.ndim == 2 and not is_thin(u) else to_basis(d.mT, u).mT
+    return product(u.mT, d) if u is not None and u.ndim == 2 and not is_thin(u) else to_basis(d.mT, u).mT
 
 
 def outputs_from_basis(turned: Tensor, u: Coordinates) -> Tensor:
     """Return the columns that have some coordinates, undoing :func:`outputs_to_basis`."""
-    return u @ turned if u is not None and u.ndim == 2 and not is_thin(u) else from_basis(turned.mT, u).mT
+    return product(u, turned) if u is not None and u.ndim == 2 and not is_thin(u) else from_basis(turned.mT, u).mT
 
 
 def expand(values: Tensor, u: Coordinates) -> Tensor:

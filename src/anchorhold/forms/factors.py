@@ -32,6 +32,7 @@ from anchorhold.tensors.matrices import (
     products_in,
     times_blocks,
 )
+from anchorhold.tensors.products import product
 from anchorhold.tensors.sharding import is_finite
 
 Factor = Tensor | None
@@ -62,11 +63,11 @@ def times(g: KeptFactor, d: Tensor, a: KeptFactor) -> Tensor:
     if isinstance(g, Spectrum):
         d = _times_spectrum(d.mT, g).mT
     elif g is not None:
-        d = g @ d if g.ndim == 2 else times_blocks(d.mT, g.mT).mT if g.ndim == 3 else g.unsqueeze(-1) * d
+        d = product(g, d) if g.ndim == 2 else times_blocks(d.mT, g.mT).mT if g.ndim == 3 else g.unsqueeze(-1) * d
     if isinstance(a, Spectrum):
         return _times_spectrum(d, a)
     if a is not None:
-        d = d @ a if a.ndim == 2 else times_blocks(d, a) if a.ndim == 3 else d * a
+        d = product(d, a) if a.ndim == 2 else times_blocks(d, a) if a.ndim == 3 else d * a
     return d
 
 

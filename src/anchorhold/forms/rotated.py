@@ -185,7 +185,8 @@ class RotatedMatrix(Matrix):
         m_g, m_a = (squared_overlaps(to, of) for to, of in zip(basis, self.basis, strict=True))
         with products_in("float32", self.s.device):
             found = times(m_g, self.s, None)
-            return found if m_a is None else times(None, found, m_a.mT)
+            # S is kept, and so without a margin beside it.
+            return (found if m_a is None else times(None, found, m_a.mT)).contiguous()
 
     def diagonal(self) -> dict[str, Tensor]:
         """Return (U_G∘U_G) S (U_A∘U_A)ᵀ."""

@@ -284,6 +284,8 @@ class Runtime:
     """How the model was called when a task was last measured, where that was said."""
     marking: SampleMarks | None = None
     """Where samples are noted that are measured from now, while a task ends."""
+    rows: dict[str, float] = field(default_factory=dict)
+    """How many rows each block's layer sees in a batch, as in those that the last task was measured with."""
     version: int = 0
     """Counts how often tensors were replaced, by which layouts and lookups made from them are made anew."""
 

@@ -8,11 +8,11 @@ and elsewhere where that is asked for, before the next one begins.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.forms import Block, Form, Matrix
+from anchorhold.forms import Block, Cost, Form, Matrix
 from anchorhold.forms.sums import SumMatrix
 from anchorhold.guard.core import Core
 from anchorhold.settings import whole_number
@@ -21,6 +21,9 @@ from anchorhold.tensors.summaries import in_bytes
 
 _SHOWN = 12
 """Blocks that a printed table lists, those that take most."""
+
+LEAST_PULL = 10**8
+"""Multiplications of a pull from which on products decide how long a step takes: a CPU's core makes them in 2 ms."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class BlockCost:
     multiplications: int
     """Of one application of Q, or one pull by it, which is once a step; of an adapter's merged weight, of the products
     that it takes."""
+    rows: float | None = None
+    """Rows of inputs that the layer sees in a training batch, samples times positions; ``None`` where nobody said."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,6 +59,9 @@ class Costs:
     """The form that was asked for."""
     implicit: bool | None = False
     """Whether the hold acts after each step, as far as that is decided."""
+    step: float | None = None
+    """Multiplications of the task's own step, in the products of all layers forward and backward; ``None`` unless the
+    rows of a batch are known. Those of attention between positions are not counted."""
 
     @property
     def kept(self) -> int:
@@ -69,6 +77,11 @@ class Costs:
     def multiplications(self) -> int:
         """Of one step's hold."""
         return sum(block.multiplications for block in self.blocks)
+
+    @property
+    def ratio(self) -> float | None:
+        """Return how many unprotected steps a held one is expected to take; ``None`` unless rows are known."""
+        return 1 + self.multiplications / self.step if self.step else None
 
     @property
     def weights(self) -> int:
@@ -95,11 +108,23 @@ class Costs:
         ]
         if others:
             lines.append(f"  and {others} smaller ones")
+        if self.ratio is not None and self.multiplications >= LEAST_PULL:
+            rows = max((block.rows for block in self.blocks if block.rows), default=0.0)
+            lines.append(
+                f"  a held step is expected to take {self.ratio:.3g} unprotected ones, at {rows:,.0f} rows a batch"
+            )
         return "\n".join(lines)
 
 
-def costs_of(core: Core) -> Costs:
-    """Return what a guard takes for the parameters that it protects now."""
+def costs_of(core: Core, rows: int | None = None) -> Costs:
+    """Return what a guard takes for the parameters that it protects now.
+
+    Args:
+        core: what the guard is made of.
+        rows: that each layer sees in a training batch; by default as many as in the batches that the last task was
+            measured with, where that was here.
+    """
+    seen = _rows_of_blocks(core, rows)
     driving, found = core.state.driving, []
     form, storage, measure = driving.form, driving.storage, driving.measure
     for name, parameter in core.runtime.parameters.items():
@@ -113,7 +138,7 @@ def costs_of(core: Core) -> Costs:
         cost, single = form.cost(block, measured), running_dtype(members[0]).itemsize
         weights = sum(parameter.numel() for parameter in members)
         usual = weights * (2 if core.has_linear_term else 1)
-        anchors, applying = core.space.anchor_cost(block, form, cost, usual, core.state.merged_anchor)
+        anchors, applying = _anchor_and_pull(core, form, block, cost, usual)
         own = driving.total.get(block.name)
         if own is not None:  # known by now, of how many tasks it is, and how much of it another block has too
             new = [tensor for tensor in own.state().values() if id(tensor) not in counted]
@@ -123,7 +148,6 @@ def costs_of(core: Core) -> Costs:
             q = storage.importance_bytes(cost.kept, members[0])
         if core.state.implicit.value and block.is_matrix and not form.has_eigenbasis:
             q += single * (cost.kept + weights)  # eigenvectors as large as Q, and an eigenvalue for each direction
-            applying *= 2  # into those coordinates, and back
         if measure.needs.data:
             sums = measuring_bytes(form, block, measured)
         else:  # along the path: running states, and θ(0) where it looks at steps
@@ -139,9 +163,61 @@ def costs_of(core: Core) -> Costs:
                 q + sum(map(core.options.storage.weights_bytes, members)) * anchors // max(1, weights),
                 sums + (single * weights if core.options.gradient_term else 0),
                 applying * (len(own.parts) if isinstance(own, SumMatrix) else 1),
+                seen.get(block.name),
             )
         )
-    return Costs(tuple(found), form.name, core.state.implicit.value)
+    return Costs(tuple(found), form.name, core.state.implicit.value, step_products(core, seen))
+
+
+def _anchor_and_pull(core: Core, form: Form, block: Block, cost: Cost, usual: int) -> tuple[int, int]:
+    """Return how many numbers a block's anchor has, usually so many, and how many multiplications a pull takes."""
+    anchors, applying = core.space.anchor_cost(block, form, cost, usual, core.state.merged_anchor)
+    after_steps = core.state.implicit.value and block.is_matrix and not form.has_eigenbasis
+    return anchors, applying * (2 if after_steps else 1)  # into the coordinates of a pull after steps, and back
+
+
+def pull_products(core: Core, form: Form) -> int:
+    """Return the multiplications of a pull of one task's importance, if it were kept in some form."""
+    costs = [(block, form.cost(block, core.measured)) for block in core.space.blocks(form, core.measured)]
+    return sum(_anchor_and_pull(core, form, block, cost, 0)[1] for block, cost in costs)
+
+
+def step_products(core: Core, rows: Mapping[str, float]) -> float | None:
+    """Return the multiplications of a step of the task itself: forward, and backward to inputs and to weights.
+
+    Args:
+        core: what the guard is made of.
+        rows: that each block sees in a batch; layers beside those see as many as the one that sees most.
+    """
+    if not rows:
+        return None
+    of_parameters = {
+        id(core.measured[name]): rows[block.name]
+        for block in core.blocks(core.state.driving.form)
+        if block.name in rows
+        for name in block.parameters
+    }
+    others, total = max(rows.values()), 0.0
+    looked_up = {id(m.weight) for m in core.runtime.model.modules() if isinstance(m, nn.Embedding)}
+    multiplied = {
+        id(p): p
+        for module in core.runtime.model.modules()
+        if not isinstance(module, nn.Embedding)
+        for p in module.parameters(recurse=False)
+        if p.ndim > 1 and not is_lazy(p)
+    }
+    for key, parameter in multiplied.items():
+        seen = others if key in looked_up else of_parameters.get(key, others)
+        total += (3 if parameter.requires_grad else 2) * seen * parameter.numel()
+    return total or None
+
+
+def _rows_of_blocks(core: Core, rows: int | None) -> Mapping[str, float]:
+    """Return how many rows each block's layer sees in a training batch, as far as that is known."""
+    if rows is None:
+        return core.runtime.rows
+    number = whole_number("rows", rows, "a whole number of rows, at least 1", least=1)
+    return dict.fromkeys((block.name for block in core.blocks(core.state.driving.form)), float(number))
 
 
 # Layers measured in chunks

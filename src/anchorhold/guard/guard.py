@@ -283,14 +283,19 @@ class Guard(NotACallback):
         """
         return {name: plain_tensor(theta) for name, theta in self._core.state.anchor.items()}
 
-    def cost(self) -> Costs:
+    def cost(self, rows: int | None = None) -> Costs:
         """Return what the guard's form takes of memory and time, block by block, before anything is measured.
 
-        What is kept already is counted as it is. It is that of the measure that drives the hold, not of others.
+        What is kept already is counted as it is. It is that of the measure that drives the hold, not of others. Its
+        ``ratio`` is how many unprotected steps a held one is expected to take.
 
-        >>> print(Guard(model, "EWC", form="rotated").cost())
+        >>> print(Guard(model, "EWC", form="rotated").cost(rows=256))
+
+        Args:
+            rows: that a layer sees in a training batch, samples times positions of a text. By default as many as in the
+                batches of the last :meth:`consolidate` with data, each layer's own; before one, ``ratio`` is ``None``.
         """
-        return costs_of(self._core)
+        return costs_of(self._core, rows)
 
     def penalty(self, *, batches: bool = True) -> Tensor:
         """Return the penalty's value, differentiable: for a log, or for a loss of one's own.

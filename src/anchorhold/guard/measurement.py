@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from anchorhold.engine.accumulator import SampleAccumulator, SampleImportance
 from anchorhold.engine.batches import Forward, check_batches
@@ -294,7 +295,7 @@ class TaskMeasurement:
             collectors.append(self.gradient.collector(self.forward, collectors))
         for collector in collectors:
             collector.limit = min(REHEARSED, collector.limit or REHEARSED)
-        classes = self._collect(collectors)
+        classes = self._collect(collectors, self.batches)
         for collector in collectors:
             if not collector.seen:
                 self.core.runtime.ranks.together(collector.result)  # says that there were no batches
@@ -367,9 +368,12 @@ class TaskMeasurement:
             every.append(self.gradient.collector(self.forward, every if some is None else []))
         if is_first and not core.runtime.by_layer:
             warn_if_alone_among_several(ranks)
-        classes = self._collect(every)
+        batches = _Sizes(self.batches)
+        classes = self._collect(every, batches)
         if is_first:
             look_at_classes(self.monitors, classes, every)
+            if core.state.driver in collectors:
+                self._note_rows(collectors[core.state.driver], batches)
         layers = {collectors[name] for name in self.sampled if not core.state.ledgers[name].form.elementwise}
         for collector in every:
             add_up(core.runtime, collector, in_parts=collector not in layers)
@@ -379,6 +383,16 @@ class TaskMeasurement:
         for result, theirs in zip(results.values(), zip(*ways, strict=True), strict=True):
             result.fallback = dict(ChainMap(*theirs))
         return {name: results[collectors[name]] for name in self.sampled}, classes
+
+    def _note_rows(self, collector: SampleAccumulator, batches: "_Sizes") -> None:
+        """Note how many rows each layer has seen in a batch of this process, by which the cost of a step is known."""
+        sums, samples = collector.sums, collector.samples
+        # A row of packed texts holds several samples, and of the last batch a limit may take a few.
+        size = max(batches.mean, samples / max(1, len(batches.sizes)))
+        for name in {key.removesuffix("/mass") for key in sums if key.endswith("/mass")}:
+            # Where a layer was measured by its gradients, the mass is another.
+            if samples and not bool(sums[f"{name}/ways"][1]):
+                self.core.runtime.rows[name] = float(sums[f"{name}/mass"]) / samples * size
 
     def _collectors(
         self, known: Mapping[str, Mapping[str, Tensor]] | None = None, some: Sequence[Block] | None = None
@@ -408,6 +422,26 @@ class TaskMeasurement:
             found[name] = made[mean]
         return found
 
-    def _collect(self, collectors: list[SampleAccumulator]) -> Classes:
-        """Give the batches to the collectors until there are no more, or enough. Return the labels of all ranks."""
-        return collect(self.core.runtime, collectors, self.batches, self.forward)
+    def _collect(self, collectors: list[SampleAccumulator], batches: Iterable[Any]) -> Classes:
+        """Give batches to the collectors until there are no more, or enough. Return the labels of all ranks."""
+        return collect(self.core.runtime, collectors, batches, self.forward)
+
+
+class _Sizes:
+    """Batches whose sizes are noted as they are read: the rows of the first tensor in each."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+        self.sizes: list[int] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            # What a tokenizer returns is a mapping, and no dictionary.
+            leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+            self.sizes += [len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim][:1]
+            yield batch
+
+    @property
+    def mean(self) -> float:
+        """Return the mean size of a batch."""
+        return sum(self.sizes) / max(1, len(self.sizes))

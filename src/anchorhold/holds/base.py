@@ -210,7 +210,7 @@ def is_looked_at(tensor: Tensor) -> bool:
 def _refuse_unless_finite(hold: Hold, pull: Mapping[str, Tensor]) -> None:
     """Refuse a pull that is no number, where one is looked at."""
     sums = {name: local(tensor.detach()).sum() for name, tensor in pull.items() if is_looked_at(tensor)}
-    if not sums or bool(torch.stack([total.isfinite() for total in sums.values()]).all()):
+    if not sums or bool(torch.stack(list(sums.values())).isfinite().all()):
         return
     whose = f"hold {hold.name!r}" if hold.name else "penalty"  # which is the guard's own, and goes by no name
     for name, total in sums.items():

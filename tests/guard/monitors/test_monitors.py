@@ -79,4 +79,4 @@ def test_one_from_outside(monkeypatch):
 
 
 def test_each_has_a_name_of_its_own_and_is_found_by_it():
-    assert all(kind.name == name for name, kind in MONITORS.items()) and len(MONITORS) == 11
+    assert all(kind.name == name for name, kind in MONITORS.items()) and len(MONITORS) == 12

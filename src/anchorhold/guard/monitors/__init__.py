@@ -10,6 +10,7 @@ from anchorhold.guard.monitors.missing_parameters import MissingParameters
 from anchorhold.guard.monitors.missing_protection import MissingProtection
 from anchorhold.guard.monitors.moving_statistics import MovingStatistics
 from anchorhold.guard.monitors.new_classes import NewClasses
+from anchorhold.guard.monitors.pull_cost import PullCost
 from anchorhold.guard.monitors.replaced_weights import ReplacedWeights
 from anchorhold.guard.monitors.runaway import Runaway
 from anchorhold.guard.monitors.stability import Stability
@@ -54,6 +55,7 @@ for _kind in (
     Runaway,
     TaskShare,
     Standstill,
+    PullCost,
 ):
     register_monitor(_kind.name)(_kind)
 

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from anchorhold.forms.base import Displacement, Matrix, pull_share
 from anchorhold.forms.diagonal import DiagonalMatrix
+from anchorhold.forms.diagonals import pulls_of_diagonals
 from anchorhold.holds.base import TOO_LARGE, Held, Hold, displacement
 from anchorhold.tensors.pieces import in_pieces
 from anchorhold.tensors.sharding import is_sharded, whole_sums
@@ -44,12 +45,19 @@ class Quadratic(Hold):
 
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
         """Return 2c·Q(θ − θ*): in 16 bits where Q's products are made in these, since more would be made up."""
-        return {name: pull for part in self.parts(held, held.parameters) for name, pull in part.items()}
+        pulls = {name: pull for part in self.parts(held, held.parameters) for name, pull in part.items()}
+        blocks = (matrix.block.parameters for matrix in held.importance.values())
+        return {name: pulls[name] for block in blocks for name in block if name in pulls}
 
     def parts(self, held: Held, names: Container[str]) -> Iterator[dict[str, Tensor]]:
         """Yield the same block by block, of some parameters, and keep none of it while the next one is made."""
+        wanted = {name: parameter for name, parameter in held.parameters.items() if name in names}
+        small = pulls_of_diagonals(held.importance.values(), wanted, held.anchor, 2 * held.strength)
+        together = set(small)  # each part is emptied as it is added
+        yield small
         for matrix in held.importance.values():
-            if any(name in held.parameters for name in matrix.block.parameters):
+            own = matrix.block.parameters
+            if together.isdisjoint(own) and any(name in held.parameters for name in own):
                 yield {
                     name: 2 * held.strength * pull
                     for name, pull in applied(matrix, held.parameters, held.anchor, rounded=True).items()
