@@ -17,8 +17,12 @@ BOUNDARY = 64
 LONG = 512
 """Columns from which on a CPU's products gain by it; of fewer they take as long either way."""
 
-LARGE = 1024
-"""Rows, columns and terms of each sum from which on a GPU's products gain more than padding costs."""
+LARGE = 2000
+"""Rows, columns and terms of each sum from which on a GPU's products gain more than padding costs.
+
+On an H200 those of 2000 x 2000 take 0.8 of the time in TF32 and 0.6 in bfloat16, of 4096 x 4096 0.6 and 0.35, and of
+1024 x 1024 1.6 and 1.4.
+"""
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
