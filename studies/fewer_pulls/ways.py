@@ -1,0 +1,181 @@
+"""Ways to take work away from a hold's pull: each pulls a guard's layers after an optimizer's steps, or in them.
+
+With h the rate of SGD and Q a layer's importance, the exact way is D ← (1 + 2chQ)⁻¹D after every step. The others:
+
+- *every*: after every k-th step, for k steps at once: D ← (1 + 2ckhQ)⁻¹D, as Lie splitting has it;
+- *turns*: the same, of another part of the layers at each step;
+- *leading*: after every step, along the directions that hold a share of the trace, all others by their mean;
+- *gradient*: 2cQD joins the gradient of every step; *reused*: that of the last k-th step does;
+- *conjugate*: after every k-th step of Adam, (P + 2ckQ)D′ = PD with P = 1/h for each weight, by conjugate gradients.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from anchorhold import Guard
+from anchorhold.forms.base import Displacement, Matrix
+from anchorhold.forms.rotated import RotatedMatrix
+from anchorhold.forms.sums import conjugate_gradients
+from anchorhold.guard.stepping.optimizers.effective_rate import effective_rates
+from anchorhold.holds.of_weights.quadratic import pulled
+
+AFTER = ("every", "turns", "leading", "conjugate")
+"""The kinds that act after a step."""
+
+
+class Way(NamedTuple):
+    """One way to pull."""
+
+    kind: str
+    every: int = 1
+    """k."""
+    share: float = 1.0
+    """Of the trace, in leading directions."""
+    products: int = 0
+    """Of Q, in a solution by conjugate gradients, beside one for its right-hand side."""
+
+    @property
+    def text(self) -> str:
+        """The way in a few words."""
+        more = f", {self.share:.1%} of the trace" if self.kind == "leading" else ""
+        more += f", {self.products} products" if self.kind == "conjugate" else ""
+        return f"{self.kind}, k = {self.every}{more}" if self.kind != "leading" else f"{self.kind}{more}"
+
+
+class Puller:
+    """Pull a guard's layers beside an optimizer that the guard itself does not hold back.
+
+    Args:
+        guard: with its importance and strength.
+        optimizer: SGD, or Adam for the kinds that act by gradients or conjugate gradients.
+        way: how to pull.
+    """
+
+    def __init__(self, guard: Guard, optimizer: Optimizer, way: Way) -> None:
+        assert isinstance(guard.strength, float)
+        self.guard, self.optimizer, self.way, self.c = guard, optimizer, way, guard.strength
+        matrices = guard.held.matrices
+        self.matrices = {
+            name: leading(matrix, way.share) if way.kind == "leading" else matrix for name, matrix in matrices.items()
+        }
+        self.layers = list(self.matrices)
+        self.taken = 0
+        self.waiting = dict.fromkeys(self.layers, 0)
+        """Steps of each layer since it was pulled."""
+        self.reused: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Add the pull to the gradients, where it is one that joins them."""
+        if self.way.kind not in ("gradient", "reused"):
+            return
+        if self.taken % self.way.every == 0:
+            self.reused = {
+                name: 2 * self.c * pull
+                for matrix in self.matrices.values()
+                for name, pull in matrix.apply(self._displacement(matrix)).items()
+            }
+        for name, pull in self.reused.items():
+            gradient = self.guard.parameters[name].grad
+            assert gradient is not None
+            gradient.add_(pull)
+        self.taken += 1
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Pull the layers that are due."""
+        if self.way.kind not in AFTER:
+            return
+        self.taken += 1
+        for number, layer in enumerate(self.layers):
+            self.waiting[layer] += 1
+            # In turns, each layer's own steps lie as far from the others' as can be.
+            phase = number * self.way.every // len(self.layers) if self.way.kind == "turns" else 0
+            if (self.taken + phase) % self.way.every == 0:
+                self._pull(layer)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Pull all layers for the steps that they still wait for."""
+        for layer in self.layers:
+            if self.waiting[layer]:
+                self._pull(layer)
+
+    def _pull(self, layer: str) -> None:
+        matrix, steps = self.matrices[layer], self.waiting[layer]
+        weights = {name: self.guard.parameters[name] for name in matrix.block.parameters}
+        rates = effective_rates(self.optimizer, weights)
+        d = self._displacement(matrix)
+        if self.way.kind == "conjugate":
+            inverse = {name: 1 / _tensor(rates[name].of(rates[name].kept), weights[name]) for name in weights}
+            change = correction(matrix, d, inverse, steps * self.c, self.way.products)
+        else:
+            rate = rates[next(iter(weights))].rate
+            assert rate is not None
+            change = {n: -pull for n, pull in pulled(matrix, d, 2 * self.c * steps * rate).items()}
+        for name, weight in weights.items():
+            weight.add_(change[name])
+        self.waiting[layer] = 0
+
+    def _displacement(self, matrix: Matrix) -> dict[str, Tensor]:
+        anchor = self.guard.anchor
+        return {name: self.guard.parameters[name].detach() - anchor[name] for name in matrix.block.parameters}
+
+
+def _tensor(value: float | Tensor, like: nn.Parameter) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.full_like(like, value)
+
+
+def correction(
+    matrix: Matrix, d: Displacement, inverse_rates: Displacement, strength: float, products: int
+) -> dict[str, Tensor]:
+    """Return D′ − D of (1/h + 2cQ)(D′ − D) = −2cQD, by so many steps of conjugate gradients."""
+
+    def apply(x: Displacement) -> dict[str, Tensor]:
+        return {name: inverse_rates[name] * x[name] + 2 * strength * q for name, q in matrix.apply(x).items()}
+
+    def precondition(x: Displacement, diagonal: Displacement) -> dict[str, Tensor]:
+        return {name: each / (inverse_rates[name] + 2 * strength * diagonal[name]) for name, each in x.items()}
+
+    b = {name: -2 * strength * q for name, q in matrix.apply(d).items()}
+    near = partial(precondition, diagonal=matrix.diagonal())
+    return conjugate_gradients(apply, b, precondition=near, tolerance=1e-4, most_steps=products).x
+
+
+def leading(matrix: Matrix, share: float) -> Matrix:
+    """Return a rotated Q along the fewest directions of each side that hold a share of the trace."""
+    assert isinstance(matrix, RotatedMatrix)
+    return matrix if share >= 1 else matrix.truncate(ranks_for(matrix, share))
+
+
+def ranks_for(matrix: RotatedMatrix, share: float) -> list[int | None]:
+    """Return how many directions of the outputs and of the inputs hold a share of the trace."""
+    ranks: list[int | None] = []
+    for u, of_each in zip(matrix.basis, (matrix.s.sum(1), matrix.s.sum(0)), strict=True):
+        if u is None:
+            ranks.append(None)
+            continue
+        sums = of_each.flip(0).cumsum(0)  # the factor's eigenvalues ascend
+        ranks.append(int((sums < share * sums[-1]).sum()) + 1)
+    return ranks
+
+
+def arithmetic(matrix: Matrix, way: Way, batch: int) -> tuple[float, float]:
+    """Return the multiplications of a pull, on average over steps, and those of a step of the layer itself."""
+    assert isinstance(matrix, RotatedMatrix)
+    outputs, inputs = matrix.block.size
+    ranks = ranks_for(matrix, way.share) if way.kind == "leading" and way.share < 1 else [None, None]
+    # Into the coordinates and back; along leading directions it is the same by a thin basis.
+    columns = [size if rank is None else rank for rank, size in zip(ranks, (outputs, inputs), strict=True)]
+    pull = 2 * outputs * inputs * sum(columns)
+    times = 1 + way.products if way.kind == "conjugate" else 1
+    return times * pull / way.every, 3 * batch * outputs * inputs
+
+
+def settings(way: Way) -> dict[str, Any]:
+    """Return a way as a row has it."""
+    return dict(way._asdict())
