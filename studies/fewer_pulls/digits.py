@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from anchorhold_lab.data import Dataset
 from anchorhold_lab.training.relative_guard import RelativeGuard
 from studies import permuted_digits
 from studies.fewer_pulls.ways import Puller, Way
@@ -104,3 +105,14 @@ def _layers(linear: list[nn.Linear]) -> list[nn.Module]:
     for layer in linear:
         found += [layer, nn.ReLU()]
     return found[:-1]
+
+
+def mnist(dataset: Dataset, seed: int, tasks: int, samples: int, device: torch.device) -> Pictures:
+    """Return permuted MNIST: some of the training set to learn from, others to choose by, some of the test set."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(dataset.train.labels), generator=generator)
+    chosen, others = order[:samples], order[samples : samples + 3000]
+    permutations = [torch.randperm(28 * 28, generator=generator).to(device) for _ in range(tasks)]
+    parts = ((dataset.train, chosen), (dataset.train, others), (dataset.test, torch.arange(6000)))
+    own = [(images.pixels[i].flatten(1).float().div(255).to(device), images.labels[i].to(device)) for images, i in parts]
+    return Pictures(*own, permutations)

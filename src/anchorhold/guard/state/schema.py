@@ -16,7 +16,7 @@ from anchorhold.adapters import in_parts
 from anchorhold.errors import StateError
 from anchorhold.forms import Diagonal
 from anchorhold.guard.arguments.strengths import PatternStrengths
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, Setting, Waiting
 from anchorhold.guard.ledger import Ledger
 from anchorhold.guard.state import value_types as types
 from anchorhold.guard.state.microbatches import WATCHED, watched_tensors, watched_values
@@ -254,6 +254,24 @@ VALUES = (
         types.TRUTH,
         lambda core: core.state.implicit.value if core.state.implicit.is_open else None,
         default=None,
+    ),
+    Value(
+        "pull_every",
+        "after how many steps such a penalty acts, each time for all of them",
+        types.EVERY,
+        lambda core: core.state.pull_every.value,
+        default=1,
+        home="state.pull_every",
+        read=lambda core, every: core.state.pull_every if core.state.pull_every.is_given else Setting(every, "restored"),
+    ),
+    Value(
+        "waiting",
+        "the steps that it has yet to pull back: how many, and Σ c·h of them",
+        types.WAITING,
+        lambda core: {name: list(each) for name, each in core.task.waiting.items()},
+        default={},
+        home="task.waiting",
+        read=lambda _, pairs: {name: Waiting(steps, float(way)) for name, (steps, way) in pairs.items()},
     ),
     Value("tensors", "the tensors; in a file they are the file's own", types.TENSORS),
     Value(

@@ -106,6 +106,11 @@ MEASURES = _tested(
     "measures by name, with their settings", _maps_names_to(lambda settings: isinstance(settings, Mapping))
 )
 STEPS = _tested("whole numbers by parameter, 0 or more", _maps_names_to(_is_count))
+WAITING = _tested(
+    "a whole number of steps and a number by parameter",
+    _maps_names_to(lambda pair: _is_pair(pair) and _is_count(pair[0]) and is_number(pair[1]) and pair[1] >= 0),
+)
+EVERY = _tested("a whole number, at least 1", lambda value: _is_count(value) and value >= 1)
 DISTINCT = _tested("each name once", lambda value: isinstance(value, list | tuple) and _has_each_once(value))
 TENSORS = _tested("tensors by name", _maps_names_to(lambda value: isinstance(value, Tensor)))
 WORDS = _tested("a strength in words", _is_text)
