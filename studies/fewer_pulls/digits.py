@@ -114,5 +114,7 @@ def mnist(dataset: Dataset, seed: int, tasks: int, samples: int, device: torch.d
     chosen, others = order[:samples], order[samples : samples + 3000]
     permutations = [torch.randperm(28 * 28, generator=generator).to(device) for _ in range(tasks)]
     parts = ((dataset.train, chosen), (dataset.train, others), (dataset.test, torch.arange(6000)))
-    own = [(images.pixels[i].flatten(1).float().div(255).to(device), images.labels[i].to(device)) for images, i in parts]
+    own = [
+        (images.pixels[i].flatten(1).float().div(255).to(device), images.labels[i].to(device)) for images, i in parts
+    ]
     return Pictures(*own, permutations)

@@ -5,6 +5,7 @@ itself, so that a third of the memory takes some three times as long. What one h
 and elsewhere where that is asked for, before the next one begins.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,8 +42,8 @@ class BlockCost:
     """Bytes of sums while a task is measured, in the pass that has most of them; beside the samples' own. Of a measure
     along the path: its running states, which are there all through training, and θ(0) where it looks at steps."""
     multiplications: int
-    """Of one application of Q, or one pull by it, which is once a step; of an adapter's merged weight, of the products
-    that it takes."""
+    """Of one application of Q, or one pull by it, which is once a step, or a k-th of one where the hold acts every k
+    steps; of an adapter's merged weight, of the products that it takes."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,7 +138,9 @@ def costs_of(core: Core) -> Costs:
                 cost.description,
                 q + anchored * anchors,
                 sums + (single * weights if core.options.gradient_term else 0),
-                applying * (len(own.parts) if isinstance(own, SumMatrix) else 1),
+                math.ceil(
+                    applying * (len(own.parts) if isinstance(own, SumMatrix) else 1) / core.state.pull_every.value
+                ),
             )
         )
     return Costs(tuple(found), form.name, core.state.implicit.value)

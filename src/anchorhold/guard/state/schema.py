@@ -262,7 +262,9 @@ VALUES = (
         lambda core: core.state.pull_every.value,
         default=1,
         home="state.pull_every",
-        read=lambda core, every: core.state.pull_every if core.state.pull_every.is_given else Setting(every, "restored"),
+        read=lambda core, every: (
+            core.state.pull_every if core.state.pull_every.is_given else Setting(every, "restored")
+        ),
     ),
     Value(
         "waiting",
