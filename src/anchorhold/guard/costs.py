@@ -126,6 +126,7 @@ def costs_of(core: Core) -> Costs:
         if core.state.implicit.value and block.is_matrix and not form.has_eigenbasis:
             q += single * (cost.kept + weights)  # eigenvectors as large as Q, and an eigenvalue for each direction
             applying *= 2  # into those coordinates, and back
+        parts = len(own.parts) if isinstance(own, SumMatrix) else 1
         if measure.needs.data:
             sums = measuring_bytes(form, block, measured)
         else:  # along the path: running states, and θ(0) where it looks at steps
@@ -138,9 +139,7 @@ def costs_of(core: Core) -> Costs:
                 cost.description,
                 q + anchored * anchors,
                 sums + (single * weights if core.options.gradient_term else 0),
-                math.ceil(
-                    applying * (len(own.parts) if isinstance(own, SumMatrix) else 1) / core.state.pull_every.value
-                ),
+                math.ceil(applying * parts / core.state.pull_every.value),
             )
         )
     return Costs(tuple(found), form.name, core.state.implicit.value)

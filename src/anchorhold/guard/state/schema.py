@@ -150,6 +150,11 @@ def _read_control(_core: Core, given: dict[str, Any] | None) -> Control:
         return Control() if given is None else Control.restored(given)
 
 
+def _read_pull_every(core: Core, every: int) -> Setting[int]:
+    """Return the guard's own where it was given, and else that of the state."""
+    return core.state.pull_every if core.state.pull_every.is_given else Setting(every, "restored")
+
+
 def _layouts(core: Core) -> dict[str, str]:
     blocks = (matrix.block for matrix in core.state.driving.total.values() if matrix.block.inputs_first)
     return {block.name: LOOKED_UP if block.looked_up else INPUTS_FIRST for block in blocks}
@@ -262,9 +267,7 @@ VALUES = (
         lambda core: core.state.pull_every.value,
         default=1,
         home="state.pull_every",
-        read=lambda core, every: (
-            core.state.pull_every if core.state.pull_every.is_given else Setting(every, "restored")
-        ),
+        read=_read_pull_every,
     ),
     Value(
         "waiting",

@@ -145,8 +145,8 @@ def check_pull_every(optimizer: Optimizer, every: int) -> None:
     """Refuse an optimizer for several of whose steps no single pull is known."""
     if every > 1 and _BY_STEP.get(inspect.unwrap(type(optimizer).step)) is not _sgd:
         raise OptimizerError(
-            f"pull_every={every} with {type(optimizer).__name__}: a pull for several steps at once goes by one rate for "
-            "all weights of a layer, as torch.optim.SGD moves them. Use SGD, or leave pull_every out."
+            f"pull_every={every} with {type(optimizer).__name__}: a pull for several steps at once goes by one rate "
+            "for all weights of a layer, as torch.optim.SGD has it. Use SGD, or leave pull_every out."
         )
 
 
