@@ -5,6 +5,9 @@ diagonals in Kronecker-factored bases, and their bases differ. Steps are those o
 that the exact way converges to the minimum of both, (H + 2cQ)⁻¹HB.
 """
 
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +28,7 @@ WAYS = (
     Way("gradient"),
     *(Way("reused", k) for k in (2, 4, 8)),
 )
+DIVERGED = 1e6
 STRENGTHS = (0.1, 1.0, 10.0, 1e3, 1e6)
 
 
@@ -103,25 +107,20 @@ def _rotation(size: int) -> Tensor:
     return q.contiguous()
 
 
-def rows() -> list[dict[str, Any]]:
-    """Return, of each way and strength, its distances from the minimum and from the closed form."""
-    found = []
+def wanted() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Yield each way at each strength, with what makes its row."""
     problem = Quadratic()
-    for way in WAYS:
-        for strength in STRENGTHS:
-            end, least = problem.ends(way, strength), problem.minimum(strength)
-            away = float((end - least).norm() / problem.best.norm())
-            closed = None
-            if way.kind == "every":
-                closed = float((end - problem.fixed_point(strength, way.every)).norm() / problem.best.norm())
-            is_finite = bool(end.isfinite().all()) and away < 1e6
-            found.append(
-                {
-                    "way": way.text,
-                    "strength": strength,
-                    "away": away if is_finite else None,
-                    "regret": problem.regret(end, strength) if is_finite else None,
-                    "from closed form": closed,
-                }
-            )
+    for way, strength in itertools.product(WAYS, STRENGTHS):
+        yield f"{way.text}, c = {strength:g}", partial(row, problem, way, strength)
+
+
+def row(problem: Quadratic, way: Way, strength: float) -> dict[str, Any]:
+    """Return how far a way ends from the minimum, and from the closed form where there is one."""
+    end, least, size = problem.ends(way, strength), problem.minimum(strength), problem.best.norm()
+    away = float((end - least).norm() / size)
+    is_finite = bool(end.isfinite().all()) and away < DIVERGED
+    found = {"way": way.text, "strength": strength, "away": away if is_finite else None}
+    found["regret"] = problem.regret(end, strength) if is_finite else None
+    if way.kind == "every":
+        found["from closed form"] = float((end - problem.fixed_point(strength, way.every)).norm() / size)
     return found

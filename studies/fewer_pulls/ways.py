@@ -148,7 +148,8 @@ def correction(
 
 def leading(matrix: Matrix, share: float) -> Matrix:
     """Return a rotated Q along the fewest directions of each side that hold a share of the trace."""
-    assert isinstance(matrix, RotatedMatrix)
+    if not isinstance(matrix, RotatedMatrix):  # a bias by itself, or the scale of a norm
+        return matrix
     return matrix if share >= 1 else matrix.truncate(ranks_for(matrix, share))
 
 

@@ -1,0 +1,95 @@
+"""What a step costs with each way to pull, for an unprotected one: in one process, turn by turn."""
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from anchorhold import Guard
+from anchorhold.forms.rotated import RotatedMatrix
+from benchmarks.language.training import batches
+from studies.fewer_pulls.scale import Networks, new_guard, timed
+from studies.fewer_pulls.ways import Puller, Way, ranks_for
+from studies.tolerance.at_scale import held, images, text
+from studies.tolerance.at_scale.trials import Setting
+
+KS = (1, 2, 4, 8, 16, 32)
+SHARES = (0.9, 0.99, 0.999)
+ROUNDS = 7
+
+
+def ratios(setting: Setting, networks: Networks, steps: int) -> list[dict[str, Any]]:
+    """Return the time of a step of each way over that of an unprotected one; each case takes so many steps a round."""
+    subject = networks.subject(setting, setting.seeds[0])
+    cases: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {"unprotected": (_nothing, _nothing)}
+    optimizer = subject.optimizer("SGD")
+    step = one_step(subject, optimizer)
+    guards: list[Guard] = []
+    for way in [Way("every", k) for k in KS]:
+        guard = new_guard(subject, 1e-3, way)
+        if guards:  # what was measured once
+            guard.load_state_dict(state)
+        else:
+            guard.consolidate(subject.old.measured, forward=subject.old.forward)
+            guard.state_dict()
+        guards.append(guard)
+        cases[way.text] = partial(guard.attach, optimizer), guard.detach
+    first = guards[0]
+    for way in [Way("leading", share=share) for share in SHARES]:
+        cases[way.text] = _with_puller(Puller(first, optimizer, way), optimizer)
+    seconds: dict[str, list[float]] = {case: [] for case in cases}
+    for _ in range(ROUNDS + 1):
+        for case, (begin, end) in cases.items():
+            begin()
+            seconds[case].append(timed(lambda: [step() for _ in range(steps)]))
+            end()
+    medians = {case: statistics.median(found[1:]) / steps for case, found in seconds.items()}
+    rows = [
+        {"setting": setting.name, "case": case, "ratio": own / medians["unprotected"], "seconds": own}
+        for case, own in medians.items()
+    ]
+    for share in SHARES:
+        matrices = first.held.matrices.values()
+        ranks = {m.block.name: [m.block.size, ranks_for(m, share)] for m in matrices if isinstance(m, RotatedMatrix)}
+        rows.append({"setting": setting.name, "ranks": share, "layers": ranks})
+    return rows
+
+
+def _nothing() -> None:
+    pass
+
+
+def _with_puller(puller: Puller, optimizer: torch.optim.Optimizer) -> tuple[Callable[[], object], Callable[[], object]]:
+    hooks = []
+
+    def begin() -> None:
+        hooks.append(optimizer.register_step_post_hook(lambda *_: puller.after_step()))
+
+    return begin, lambda: hooks.pop().remove()
+
+
+def one_step(subject: held.Subject, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """Return a step of the second task, of the same batch each time."""
+    if isinstance(subject, text.Text):
+        own = subject.sizes
+        piece = next(batches(subject.corpus.of("python", "train"), 1, own.python_batch, own.context, "timing"))
+
+        def loss() -> torch.Tensor:
+            return subject.device.loss(subject.model, piece)
+    else:
+        assert isinstance(subject, images.Pictures)
+        task, batch = subject.second, subject.setting.batch
+        x, y = task.train.x[:batch], task.train.y[:batch]
+
+        def loss() -> torch.Tensor:
+            return F.cross_entropy(subject.model(x, task.head), y)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+    return step
