@@ -18,6 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +56,17 @@ def on_digits(options: argparse.Namespace, until: float) -> None:
 
 
 def at_scale(options: argparse.Namespace, until: float) -> None:
-    """Make the runs with pictures and text of one of several processes; each has seeds of its own."""
+    """Make the runs with pictures and text of one of several processes; as many as can be have the same seed."""
     k, n = options.part
     settings = [setting for setting in scale.SIZES[options.size] if setting.name in options.settings]
     networks = scale.Networks(options.data, LEARNED / options.size)
     device = machine(networks.device)
     for setting in settings:
-        wanted = []
-        for number, trial in enumerate(scale.trials(setting)):
-            if number % n == k - 1:
-                wanted.append((trial.key, lambda trial=trial, setting=setting: _row(networks, setting, trial, device)))
+        seed = (k - 1) % len(setting.seeds)
+        mates = [other for other in range(n) if other % len(setting.seeds) == seed]
+        own = [trial for trial in scale.trials(setting) if trial.seed == setting.seeds[seed]]
+        mine = own[mates.index(k - 1) :: len(mates)]
+        wanted = [(trial.key, partial(_row, networks, setting, trial, device)) for trial in mine]
         make(options.rows, options.size, wanted, until)
 
 
@@ -84,11 +86,11 @@ def costs_of(options: argparse.Namespace) -> None:
 
 
 def card(options: argparse.Namespace) -> None:
-    """Make as many runs as there is time for: text by four processes, pictures by eight, digits by three."""
+    """Make as many runs as there is time for: text by four processes, pictures by nine, digits by three."""
     about = ["--data", str(options.data), "--size", options.size, "--seconds", str(options.seconds)]
     running = [_started("run", options.rows, (k, 4), "--settings", TEXT, *about) for k in range(1, 5)]
-    running += [_started("run", options.rows, (k, 5), "--settings", PICTURES[0], *about) for k in range(1, 6)]
-    running += [_started("run", options.rows, (k, 4), "--settings", PICTURES[1], *about) for k in range(1, 5)]
+    running += [_started("run", options.rows, (k, 6), "--settings", PICTURES[0], *about) for k in range(1, 7)]
+    running += [_started("run", options.rows, (k, 3), "--settings", PICTURES[1], *about) for k in range(1, 4)]
     running += [_started("digits", options.rows, (k, 3), *about) for k in range(1, 4)]
     codes = [process.wait() for process in running]
     print(f"{len(lines.read(options.rows))} rows, {codes}", flush=True)

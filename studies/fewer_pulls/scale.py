@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import anchorhold
+from anchorhold.errors import NotFiniteError
 from anchorhold_lab.data import Dataset
 from anchorhold_lab.training.relative_guard import RelativeGuard
 from benchmarks.language import corpus
@@ -175,7 +176,7 @@ def run(trial: Trial, subject: held.Subject) -> dict[str, Any]:
     try:
         seconds = timed(lambda: subject.learn_second(optimizer))
         finish()
-    except anchorhold.NotFiniteError as error:
+    except NotFiniteError as error:
         return {"diverged": str(error)}
     for hook in hooks:
         hook.remove()

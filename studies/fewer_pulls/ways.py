@@ -20,7 +20,6 @@ from anchorhold import Guard
 from anchorhold.forms.base import Displacement, Matrix
 from anchorhold.forms.rotated import RotatedMatrix
 from anchorhold.forms.sums import conjugate_gradients
-from anchorhold.guard.stepping.optimizers.effective_rate import effective_rates
 from anchorhold.holds.of_weights.quadratic import pulled
 
 AFTER = ("every", "turns", "leading", "conjugate")
@@ -64,8 +63,8 @@ class Puller:
         }
         self.layers = list(self.matrices)
         self.taken = 0
-        self.waiting = dict.fromkeys(self.layers, 0)
-        """Steps of each layer since it was pulled."""
+        self.waiting = dict.fromkeys(self.layers, 0.0)
+        """The sum of the learning rates of each layer's steps since it was pulled."""
         self.reused: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -92,7 +91,7 @@ class Puller:
             return
         self.taken += 1
         for number, layer in enumerate(self.layers):
-            self.waiting[layer] += 1
+            self.waiting[layer] += float(self.optimizer.param_groups[0]["lr"])
             # In turns, each layer's own steps lie as far from the others' as can be.
             phase = number * self.way.every // len(self.layers) if self.way.kind == "turns" else 0
             if (self.taken + phase) % self.way.every == 0:
@@ -106,40 +105,42 @@ class Puller:
                 self._pull(layer)
 
     def _pull(self, layer: str) -> None:
-        matrix, steps = self.matrices[layer], self.waiting[layer]
+        matrix, rate = self.matrices[layer], self.waiting[layer]
         weights = {name: self.guard.parameters[name] for name in matrix.block.parameters}
-        rates = effective_rates(self.optimizer, weights)
         d = self._displacement(matrix)
         if self.way.kind == "conjugate":
-            inverse = {name: 1 / _tensor(rates[name].of(rates[name].kept), weights[name]) for name in weights}
-            change = correction(matrix, d, inverse, steps * self.c, self.way.products)
+            roots = {name: self._root(weight) for name, weight in weights.items()}
+            change = correction(matrix, d, roots, rate * self.c, self.way.products)
         else:
-            rate = rates[next(iter(weights))].rate
-            assert rate is not None
-            change = {n: -pull for n, pull in pulled(matrix, d, 2 * self.c * steps * rate).items()}
+            group = self.optimizer.param_groups[0]
+            settled = (1 - group["dampening"]) / (1 - group["momentum"])
+            change = {n: -pull for n, pull in pulled(matrix, d, 2 * self.c * rate * settled).items()}
         for name, weight in weights.items():
             weight.add_(change[name])
-        self.waiting[layer] = 0
+        self.waiting[layer] = 0.0
+
+    def _root(self, weight: nn.Parameter) -> Tensor:
+        """Return √v̂ + ε of Adam, by which a weight's step is divided."""
+        group, state = self.optimizer.param_groups[0], self.optimizer.state[weight]
+        unbiased = state["exp_avg_sq"] / (1 - group["betas"][1] ** float(state["step"]))
+        root: Tensor = unbiased.sqrt() + group["eps"]
+        return root
 
     def _displacement(self, matrix: Matrix) -> dict[str, Tensor]:
         anchor = self.guard.anchor
         return {name: self.guard.parameters[name].detach() - anchor[name] for name in matrix.block.parameters}
 
 
-def _tensor(value: float | Tensor, like: nn.Parameter) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.full_like(like, value)
-
-
 def correction(
-    matrix: Matrix, d: Displacement, inverse_rates: Displacement, strength: float, products: int
+    matrix: Matrix, d: Displacement, roots: Displacement, strength: float, products: int
 ) -> dict[str, Tensor]:
-    """Return D′ − D of (1/h + 2cQ)(D′ − D) = −2cQD, by so many steps of conjugate gradients."""
+    """Return D′ − D of (P + 2cQ)(D′ − D) = −2cQD with P a diagonal, by so many steps of conjugate gradients."""
 
     def apply(x: Displacement) -> dict[str, Tensor]:
-        return {name: inverse_rates[name] * x[name] + 2 * strength * q for name, q in matrix.apply(x).items()}
+        return {name: roots[name] * x[name] + 2 * strength * q for name, q in matrix.apply(x).items()}
 
     def precondition(x: Displacement, diagonal: Displacement) -> dict[str, Tensor]:
-        return {name: each / (inverse_rates[name] + 2 * strength * diagonal[name]) for name, each in x.items()}
+        return {name: each / (roots[name] + 2 * strength * diagonal[name]) for name, each in x.items()}
 
     b = {name: -2 * strength * q for name, q in matrix.apply(d).items()}
     near = partial(precondition, diagonal=matrix.diagonal())
