@@ -33,7 +33,7 @@ def run(optimizer_name: str, way: Way, strength: float, seed: int) -> dict[str, 
     torch.manual_seed(seed)
     layers = [nn.Linear(*sizes) for sizes in itertools.pairwise((data.train[0].shape[1], WIDTH, WIDTH, 10))]
     model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
-    guard = RelativeGuard(model, "EWC", relative_strength=strength, form="rotated", from_scratch=True)
+    guard = RelativeGuard(model, "EWC", relative_strength=strength, form="rotated", monitors=())
     began = time.perf_counter()
     for task, permutation in enumerate(data.permutations[:TASKS]):
         x, y = data.train[0][:, permutation], data.train[1]

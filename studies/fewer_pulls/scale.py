@@ -79,7 +79,7 @@ def sized(setting: Setting) -> Setting:
     """Return a setting as it is run on a card."""
     changes: dict[str, dict[str, Any]] = {
         "english-python": {"language": replace(Language(), english_steps=600, python_steps=200, windows=256)},
-        "permuted-mnist": {"seeds": (0, 1)},
+        "permuted-mnist": {"seeds": (0, 1), "first_epochs": 10, "epochs": 10},
         "split-cifar": {"seeds": (0, 1, 2), "first_epochs": 40, "epochs": 20},
     }
     return replace(setting, **changes[setting.name])
@@ -152,7 +152,13 @@ def new_guard(subject: held.Subject, strength: float, way: Way) -> RelativeGuard
     every = way.every if way.kind == "every" else None
     options = anchorhold.GuardOptions(implicit=way.kind == "every", pull_every=every)
     return RelativeGuard(
-        subject.model, measure, relative_strength=strength, form=form, protect=subject.protect, options=options
+        subject.model,
+        measure,
+        relative_strength=strength,
+        form=form,
+        protect=subject.protect,
+        monitors=(),  # most ways are none of the guard's own
+        options=options,
     )
 
 
