@@ -25,7 +25,11 @@ def write(results: Path, rows: Sequence[Row]) -> str:
 def page(rows: Sequence[Row]) -> str:
     """Return the page."""
     by_kind: dict[str, list[Row]] = defaultdict(list)
+    seen: set[tuple[str, str]] = set()
     for row in rows:
+        if row["key"] and (row["kind"], row["key"]) in seen:  # made on two machines
+            continue
+        seen.add((row["kind"], row["key"]))
         by_kind[row["kind"]].append(row)
     lines = ["# Pulls that come less often, or along fewer directions", "", f"`{COMMAND}`.", ""]
     if by_kind["quadratic"]:
