@@ -78,11 +78,11 @@ def _row(networks: scale.Networks, setting: scale.Setting, trial: scale.Trial, d
 def costs_of(options: argparse.Namespace) -> None:
     """Time steps of every setting."""
     networks = scale.Networks(options.data, LEARNED / options.size)
-    for setting in scale.SIZES[options.size]:
-        if setting.name in options.settings:
-            for row in costs.ratios(setting, networks, options.steps):
-                lines.add(options.rows, {"kind": "costs", "key": "", **row, "machine": machine(networks.device)})
-                print(row, flush=True)
+    by_name = {setting.name: setting for setting in scale.SIZES[options.size]}
+    for name in options.settings:
+        for row in costs.ratios(by_name[name], networks, options.steps):
+            lines.add(options.rows, {"kind": "costs", "key": "", **row, "machine": machine(networks.device)})
+            print(row, flush=True)
 
 
 def card(options: argparse.Namespace) -> None:
