@@ -18,6 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ import anchorhold
 from benchmarks.language import lines
 from benchmarks.language.training import machine
 from studies.fewer_pulls import costs, digits, quadratic, report, scale
+from studies.tolerance.at_scale.trials import Setting
 
 LEARNED = Path("build/fewer-pulls")
 """Where networks lie that have learned their first task."""
@@ -70,9 +72,9 @@ def at_scale(options: argparse.Namespace, until: float) -> None:
         make(options.rows, options.size, wanted, until)
 
 
-def _row(networks: scale.Networks, setting: scale.Setting, trial: scale.Trial, device: str) -> dict[str, Any]:
+def _row(networks: scale.Networks, setting: Setting, trial: scale.Trial, device: str) -> dict[str, Any]:
     found = scale.run(trial, networks.subject(setting, trial.seed))
-    return {**scale.asdict(trial), "way": trial.way._asdict(), **found, "machine": device}
+    return {**asdict(trial), "way": trial.way._asdict(), **found, "machine": device}
 
 
 def costs_of(options: argparse.Namespace) -> None:
