@@ -7,12 +7,15 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.distributed import checkpoint
 
 import anchorhold
 from anchorhold import GuardOptions
 from anchorhold.errors import ConfigurationError, NotFiniteError, OptimizerError, StateError
 from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 from tests.guard.test_implicit import dense
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 
 C = 0.7
 FORMS = ("diagonal", "rotated", "kronecker", "lowrank", "dense")
@@ -233,6 +236,21 @@ def test_a_guard_that_was_saved_between_two_pulls_goes_on_exactly(form, said, tm
     other.attach(again)
     train(resumed, again, 5, seed=6)
     assert equal(model, resumed)
+
+
+def test_a_distributed_checkpoint_has_the_steps_that_wait(tmp_path):
+    model = net()
+    guard = held(model, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    train(model, optimizer, 3)
+    checkpoint.save({"guard": guard.state_dict()}, checkpoint_id=tmp_path)
+    other = anchorhold.Guard(net(), anchorhold.Fisher(), strength=C, form="rotated")
+    state = {"guard": anchorhold.guard.blank_state_dict(other, checkpoint.FileSystemReader(tmp_path).read_metadata())}
+    checkpoint.load(state, checkpoint_id=tmp_path)
+    other.load_state_dict(state["guard"])
+    assert other.options.pull_every == 4
+    assert other.state_dict()["waiting"] == guard.state_dict()["waiting"]
 
 
 def test_a_state_says_it_only_where_it_is_not_usual_and_a_guards_own_word_counts():
