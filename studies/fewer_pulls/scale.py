@@ -149,7 +149,7 @@ def new_guard(subject: held.Subject, strength: float, way: Way) -> RelativeGuard
     samples = subject.setting.measured
     measure = anchorhold.Fisher(samples, labels="sampled") if is_text else anchorhold.Fisher(samples)
     form = anchorhold.Rotated(precision="tf32", sharing="expand" if is_text else "exact")
-    every = way.every if way.kind == "every" else None
+    every = way.every if way.kind == "every" else 1
     options = anchorhold.GuardOptions(implicit=way.kind == "every", pull_every=every)
     return RelativeGuard(
         subject.model,

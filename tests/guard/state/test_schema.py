@@ -10,7 +10,7 @@ from torch import nn
 
 import anchorhold
 from anchorhold.guard.state.schema import TENSOR_KINDS, VALUES
-from tests.guard.helpers import batch, net
+from tests.guard.helpers import batch, net, train
 
 FILES = sorted(
     path
@@ -46,10 +46,20 @@ def changed_strength():
     return guard
 
 
+def between_pulls():
+    model = net()
+    guard = anchorhold.Guard(model, "EWC", strength=1.0, options=anchorhold.GuardOptions(pull_every=2))
+    guard.consolidate([batch(0)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    train(model, optimizer, 1)
+    return guard
+
+
 def test_every_row_is_written_and_no_key_is_missing_from_the_table(tmp_path):
     keys, tensors = {"tensors"}, set()  # a file's tensors stand by themselves
     files = list(FILES)
-    for make in (averaged, embedding, changed_strength):
+    for make in (averaged, embedding, changed_strength, between_pulls):
         files.append(tmp_path / make.__name__)
         make().save(files[-1])
     for path in files:
@@ -60,7 +70,7 @@ def test_every_row_is_written_and_no_key_is_missing_from_the_table(tmp_path):
     assert tensors == {kind.key.strip("`").partition("/")[0] for kind in TENSOR_KINDS}
 
 
-@pytest.mark.parametrize("make", [averaged, embedding, changed_strength])
+@pytest.mark.parametrize("make", [averaged, embedding, changed_strength, between_pulls])
 def test_values_that_are_written_pass_their_checks(make):
     state = make().state_dict()
     for value in VALUES:

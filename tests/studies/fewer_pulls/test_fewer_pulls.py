@@ -11,7 +11,7 @@ from studies.fewer_pulls import digits, quadratic, report, ways
 from studies.fewer_pulls.ways import Puller, Way
 
 
-def held(every=None):
+def held(every=1):
     """A network that has moved from where it was consolidated, its guard, and a step of it."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()

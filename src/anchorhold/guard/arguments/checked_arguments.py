@@ -158,8 +158,6 @@ def checked_implicit(value: object, form: Form, batch_norm: str | None, *, has_l
 
 def checked_pull_every(value: object, implicit: object) -> int:
     """Return after how many steps the hold acts, or refuse what cannot be."""
-    if value is None:
-        return 1
     every = whole_number("pull_every", value, "a whole number of steps, at least 1", least=1)
     if every > 1 and implicit is False:
         raise ConfigurationError(

@@ -101,7 +101,7 @@ def new_core(
         Setting(None, "default"),
         Setting(allowed or "weights", "given" if rarer.space is not None else "open" if allowed is None else "default"),
         Setting(pull, "given" if implicit is not None else "open" if either else "default"),
-        pull_every=Setting(every, "default" if rarer.pull_every is None else "given"),
+        pull_every=Setting(every, "given" if every > 1 else "default"),
         exchange_rate=rate,
         tolerance=checked_tolerance(tolerance, strengths, driver, anchor, batch_norm),
     )
