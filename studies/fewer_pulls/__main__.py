@@ -2,14 +2,15 @@
 
     python -m studies.fewer_pulls quadratic ROWS
     python -m studies.fewer_pulls digits ROWS --part 1/2
+    python -m studies.fewer_pulls core ROWS
     python -m studies.fewer_pulls costs ROWS --data FOLDER
     python -m studies.fewer_pulls run ROWS --data FOLDER --settings permuted-mnist --part 1/4
     python -m studies.fewer_pulls card ROWS --data FOLDER --seconds 200
     python -m studies.fewer_pulls report ROWS...
 
-FOLDER is what ``python -m studies.tolerance_dual pack`` wrote. ``card`` makes as much of ``run`` as there is time for,
-all processes side by side, and digits beside it. ``report`` writes results/fewer-pulls.md and .json. What is in ROWS is
-not run again.
+``core`` times steps of a network of 2,000 units on one core. FOLDER is what ``python -m studies.tolerance_dual pack``
+wrote. ``card`` makes as much of ``run`` as there is time for, all processes side by side, and digits beside it.
+``report`` writes results/fewer-pulls.md and .json. What is in ROWS is not run again.
 """
 
 import argparse
@@ -113,13 +114,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m studies.fewer_pulls", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("quadratic", "digits", "costs", "run", "card", "report"))
+    parser.add_argument("what", choices=("quadratic", "digits", "core", "costs", "run", "card", "report"))
     parser.add_argument("rows", type=Path, nargs="+", help="files of rows; all but report take one")
     parser.add_argument("--data", type=Path, help="the folder of pictures and text")
     parser.add_argument("--part", type=_part, default=(1, 1), help="k/n: the k-th of n processes side by side")
     parser.add_argument("--settings", nargs="+", default=[*PICTURES, TEXT], help="(default: all)")
     parser.add_argument("--size", choices=tuple(scale.SIZES), default="card", help="(default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no run after so many")
+    parser.add_argument("--width", type=int, default=2000, help="of the network of core (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=32, help="of each case in a round of costs (default: %(default)s)")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     options = parser.parse_args(arguments)
@@ -134,6 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         make(options.rows, "quadratic", quadratic.wanted(), until)
     elif options.what == "digits":
         on_digits(options, until)
+    elif options.what == "core":
+        for row in costs.on_a_processor(options.width):
+            lines.add(options.rows, {"kind": "costs", "key": "", **row, "machine": machine(torch.device("cpu"))})
     elif options.what == "costs":
         costs_of(options)
     elif options.what == "run":

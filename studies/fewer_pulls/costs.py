@@ -1,14 +1,17 @@
 """What a step costs with each way to pull, for an unprotected one: in one process, turn by turn."""
 
+import itertools
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from anchorhold import Guard
+from anchorhold import Guard, GuardOptions
 from anchorhold.forms.rotated import RotatedMatrix
 from benchmarks.language.training import batches
 from studies.fewer_pulls.scale import Networks, new_guard, timed
@@ -56,6 +59,40 @@ def ratios(setting: Setting, networks: Networks, steps: int) -> list[dict[str, A
         ranks = {m.block.name: [m.block.size, ranks_for(m, share)] for m in matrices if isinstance(m, RotatedMatrix)}
         rows.append({"setting": setting.name, "ranks": share, "layers": ranks})
     return rows
+
+
+def on_a_processor(width: int, rounds: int = 3) -> list[dict[str, Any]]:
+    """Return the same of the library's keyword on one core, by its time alone; what the numbers are changes nothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    x, y = torch.rand(256, 784), torch.randint(10, (256,))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+    guard = Guard(model, "EWC", strength=1e-3, form="rotated", monitors=(), options=GuardOptions(implicit=True))
+    guard.consolidate([x[:64]])
+    seconds: dict[int, list[float]] = {k: [] for k in (0, 1, 4, 8, 16)}
+    for _, (k, found) in itertools.product(range(rounds), seconds.items()):
+        steps = max(4, k)
+        if k:
+            guard.options.pull_every = k
+            guard.attach(optimizer)
+        began = time.thread_time()
+        for _ in range(steps):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        found.append((time.thread_time() - began) / steps)
+        guard.detach()
+    plain = statistics.median(seconds[0])
+    setting = f"784-{width}-{width}-10, one core"
+    return [
+        {
+            "setting": setting,
+            "case": Way("every", k).text if k else "unprotected",
+            "ratio": statistics.median(found) / plain,
+            "seconds": statistics.median(found),
+        }
+        for k, found in seconds.items()
+    ]
 
 
 def _nothing() -> None:

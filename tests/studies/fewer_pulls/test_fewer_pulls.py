@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import anchorhold
-from studies.fewer_pulls import digits, quadratic, report, ways
+from studies.fewer_pulls import costs, digits, quadratic, report, ways
 from studies.fewer_pulls.ways import Puller, Way
 
 
@@ -90,6 +90,13 @@ def test_enough_products_solve_the_equations():
     found = ways.correction(matrix, d, roots, 2.0, 200)
     torch.testing.assert_close(flat(found), expected, rtol=1e-2, atol=1e-3)
     assert model
+
+
+def test_what_a_step_costs_is_told_for_an_unprotected_one():
+    rows = costs.on_a_processor(4, rounds=1)
+    assert [row["case"] for row in rows] == ["unprotected", *(f"every, k = {k}" for k in (1, 4, 8, 16))]
+    assert rows[0]["ratio"] == 1
+    assert all(row["ratio"] > 0 for row in rows)
 
 
 def test_a_quadratic_ends_where_the_closed_form_says(monkeypatch):
