@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from anchorhold_lab.training.relative_guard import RelativeGuard
 from studies import permuted_digits
-from studies.fewer_pulls.ways import Puller, Way
+from studies.fewer_pulls.ways import Puller, Way, multiplications
 
 TASKS, STEPS, BATCH, WIDTH = 3, permuted_digits.STEPS, permuted_digits.BATCH, permuted_digits.WIDTH
 RATES = {"SGD": 0.3, "momentum": 0.03, "Adam": 3e-3}
@@ -52,6 +52,7 @@ def run(optimizer_name: str, way: Way, strength: float, seed: int) -> dict[str, 
             return {"diverged": True, "seconds": time.perf_counter() - began}
         guard.consolidate([x])
     found: dict[str, Any] = {"seconds": time.perf_counter() - began}
+    found["multiplications"] = multiplications(guard.held.matrices.values(), way)
     with torch.no_grad():
         for what, (x, y) in (("validation", data.validation), ("test", data.test)):
             right = [float((model(x[:, p]).argmax(1) == y).float().mean()) for p in data.permutations[:TASKS]]

@@ -74,7 +74,8 @@ def of_costs(rows: Sequence[Row]) -> list[str]:
     by = {(row["setting"], row["case"]): row for row in rows if "case" in row}
     cases = list(dict.fromkeys(case for _, case in by))
     body = [[case, *(f"{by[s, case]['ratio']:.2f}" if (s, case) in by else "" for s in settings)] for case in cases]
-    return [*table(["a step of SGD, for an unprotected one", *settings], body), "", *of_ranks(rows)]
+    found = table(["a step of SGD, for an unprotected one", *settings], body)
+    return [*found, "", *of_ranks(rows)] if any("ranks" in row for row in rows) else found
 
 
 def of_ranks(rows: Sequence[Row]) -> list[str]:
@@ -96,13 +97,17 @@ def of_digits(rows: Sequence[Row]) -> list[str]:
     said = (
         "EWC in rotated coordinates, three tasks of 300 steps, 64-64-64-10. Test accuracy over all tasks after the "
         "last, in per cent, at the best of the relative strengths by validation data, with its standard error, and at "
-        "each of them; – where a run diverged. Seconds are of busy cores."
+        "each of them; – where a run diverged. The multiplications of the hold are for those of one pull, or one "
+        "product of Q, at each step."
     )
     lines = [said]
     for optimizer in dict.fromkeys(row["optimizer"] for row in rows):
         own = [row for row in rows if row["optimizer"] == optimizer]
         title = f"{optimizer}, {len({row['seed'] for row in own})} seeds"
-        lines += ["", *_ways_table(own, title, lambda row: row["validation"], lambda row: row["test"], 1)]
+        lines += [
+            "",
+            *_ways_table(own, title, lambda row: row["validation"], lambda row: row["test"], 1, "multiplications"),
+        ]
     return lines
 
 
@@ -119,7 +124,7 @@ def of_scale(rows: Sequence[Row]) -> list[str]:
         sign = -1 if setting == "english-python" else 1
         digits = 3 if sign < 0 else 1
         title = f"{setting}, {optimizer}"
-        lines += ["", *_ways_table(own, title, lambda row, s=sign: s * _mean(row), _mean, digits)]
+        lines += ["", *_ways_table(own, title, lambda row, s=sign: s * _mean(row), _mean, digits, "seconds")]
     return lines
 
 
@@ -127,10 +132,12 @@ def _mean(row: Row) -> float:
     return float(row["old"] + row["new"]) / 2
 
 
-def _ways_table(rows: Sequence[Row], title: str, chosen_by: Any, shown: Any, digits: int) -> list[str]:
+def _ways_table(rows: Sequence[Row], title: str, chosen_by: Any, shown: Any, digits: int, cost: str) -> list[str]:
     strengths = sorted({row["strength"] for row in rows if row["way"]["kind"] != "none"})
     body = []
-    for way in dict.fromkeys(Way(**row["way"]) for row in rows):
+    ways = list(dict.fromkeys(Way(**row["way"]) for row in rows))
+    kinds = list(dict.fromkeys(way.kind for way in ways))
+    for way in sorted(ways, key=lambda way: (kinds.index(way.kind), way.every, -way.share, way.products)):
         own: Mapping[float, list[Row]] = {
             s: [row for row in rows if Way(**row["way"]) == way and row["strength"] == s] for s in {0.0, *strengths}
         }
@@ -140,10 +147,10 @@ def _ways_table(rows: Sequence[Row], title: str, chosen_by: Any, shown: Any, dig
             body.append([way.text, "–", "", "", *cells])
             continue
         best = max(whole, key=lambda s: statistics.mean(map(chosen_by, whole[s])))
-        seconds = statistics.median(row["seconds"] for row in whole[best])
+        costs = statistics.median(row[cost] for row in whole[best])
         text = "no hold" if way.kind == "none" else way.text
-        body.append([text, _of_rows(whole[best], shown, digits), f"{best:g}", f"{seconds:.1f}", *cells])
-    return table([title, "best", "at s =", "seconds", *(f"s = {s:g}" for s in strengths)], body)
+        body.append([text, _of_rows(whole[best], shown, digits), f"{best:g}", f"{costs:.2f}", *cells])
+    return table([title, "best", "at s =", cost, *(f"s = {s:g}" for s in strengths)], body)
 
 
 def _of_rows(rows: Sequence[Row], shown: Any, digits: int) -> str:

@@ -9,8 +9,10 @@ With h the rate of SGD and Q a layer's importance, the exact way is D ← (1 + 2
 - *conjugate*: after every k-th step of Adam, (P + 2ckQ)D′ = PD with P = 1/h for each weight, by conjugate gradients.
 """
 
+import math
+from collections.abc import Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -166,18 +168,18 @@ def ranks_for(matrix: RotatedMatrix, share: float) -> list[int | None]:
     return ranks
 
 
-def arithmetic(matrix: Matrix, way: Way, batch: int) -> tuple[float, float]:
-    """Return the multiplications of a pull, on average over steps, and those of a step of the layer itself."""
-    assert isinstance(matrix, RotatedMatrix)
-    outputs, inputs = matrix.block.size
-    ranks = ranks_for(matrix, way.share) if way.kind == "leading" and way.share < 1 else [None, None]
-    # Into the coordinates and back; along leading directions it is the same by a thin basis.
-    columns = [size if rank is None else rank for rank, size in zip(ranks, (outputs, inputs), strict=True)]
-    pull = 2 * outputs * inputs * sum(columns)
+def multiplications(matrices: Iterable[Matrix], way: Way) -> float:
+    """Return the multiplications of a pull, on average over steps, as a share of those of one after each step.
+
+    Along leading directions they are those of a thin basis, by which each product is made twice, if that is less.
+    """
+    whole = own = 0
+    for matrix in matrices:
+        assert isinstance(matrix, RotatedMatrix)
+        sizes = matrix.block.size
+        ranks = ranks_for(matrix, way.share) if way.kind == "leading" else [None, None]
+        columns = sum(size if rank is None else min(2 * rank, size) for rank, size in zip(ranks, sizes, strict=True))
+        own += math.prod(sizes) * columns
+        whole += math.prod(sizes) * sum(sizes)
     times = 1 + way.products if way.kind == "conjugate" else 1
-    return times * pull / way.every, 3 * batch * outputs * inputs
-
-
-def settings(way: Way) -> dict[str, Any]:
-    """Return a way as a row has it."""
-    return dict(way._asdict())
+    return times * own / whole / way.every
