@@ -11,7 +11,7 @@ from torch.distributed import checkpoint
 
 import anchorhold
 from anchorhold import GuardOptions
-from anchorhold.errors import ConfigurationError, NotFiniteError, OptimizerError, StateError
+from anchorhold.errors import AnchorholdWarning, ConfigurationError, NotFiniteError, OptimizerError, StateError
 from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 from tests.guard.test_implicit import dense
 
@@ -196,6 +196,24 @@ def test_steps_that_wait_are_pulled_for_before_weights_are_used(form, how):
         guard.detach()
     same(model, twin)
     assert "since the last pull" not in repr(guard)
+
+
+def test_what_is_forgotten_waits_for_no_pull_and_a_restarted_account_does():
+    model = net()
+    guard = held(model, 4)
+    twin = copy.deepcopy(model)
+    optimizer, its = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin))
+    guard.attach(optimizer)
+    train(model, optimizer, 3)
+    guard.gradients.restart_task()
+    with pytest.warns(AnchorholdWarning, match="What is forgotten had its importance in one matrix"):
+        guard.forget("2.weight")
+    assert guard.state_dict()["waiting"].keys() == {"0.weight", "0.bias"}
+    train(model, optimizer, 1, seed=3)
+    train(twin, its, 4)
+    pull_by_hand(twin, guard, 4 * 0.1 * C)
+    same(model, twin)
+    assert "waiting" not in guard.state_dict()
 
 
 def test_a_task_that_cannot_end_leaves_weights_and_waiting_steps_as_they_were():

@@ -543,7 +543,8 @@ class Core:
         """Start the current task's account anew."""
         for ledger in self.state.ledgers.values():
             ledger.restart()
-        self.task = TaskState()
+        # Steps were taken, whatever is measured of them: a task's end has pulled for them before.
+        self.task = TaskState(waiting=self.task.waiting)
         self.runtime.version += 1
 
     def matrix_to_storage(
