@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
@@ -95,6 +95,18 @@ class Setting(Generic[T]):
         return Setting(self.value, "default") if self.is_open else self
 
 
+EVERY_STEP = Setting(1, "default")
+
+
+class Waiting(NamedTuple):
+    """The steps of a parameter that an implicit hold has yet to pull back."""
+
+    steps: int
+    """How many."""
+    way: float
+    """Σ c·h over them, with the strength and the effective rate of each."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What the user asked for when the guard was made. None of it changes."""
@@ -137,6 +149,8 @@ class GuardState:
     """What is held of adapters: their own parameters, or the weights that they are merged with."""
     implicit: Setting[bool | None]
     """Whether the quadratic hold acts after the step instead of joining the gradient; ``None`` until decided."""
+    pull_every: Setting[int] = EVERY_STEP
+    """After how many steps an implicit hold acts, each time for all of them at once."""
     exchange_rate: float | None = None
     """κ, where c is κ/(2T)."""
     tokens: list[float] = field(default_factory=list)
@@ -245,6 +259,8 @@ class TaskState:
     """θ(0), each parameter just before its first step of the task: after any re-initialisation, so not θ*."""
     steps: dict[str, int] = field(default_factory=dict)
     """How many steps each parameter has taken; those during which it was frozen are none."""
+    waiting: dict[str, Waiting] = field(default_factory=dict)
+    """The steps that were taken since the hold's last pull, where it does not act after each of them."""
     head: HeadGradients = field(default_factory=HeadGradients)
     """What the output layer's gradients say about the classes of the task."""
     watched: Watched | None = None
@@ -533,7 +549,8 @@ class Core:
         """Start the current task's account anew."""
         for ledger in self.state.ledgers.values():
             ledger.restart()
-        self.task = TaskState()
+        # Steps were taken, whatever is measured of them: a task's end has pulled for them before.
+        self.task = TaskState(waiting=self.task.waiting)
         self.runtime.version += 1
 
     def matrix_to_storage(

@@ -5,6 +5,7 @@ itself, so that a third of the memory takes some three times as long. What one h
 and elsewhere where that is asked for, before the next one begins.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,8 +45,8 @@ class BlockCost:
     """Bytes of sums while a task is measured, in the pass that has most of them; beside the samples' own. Of a measure
     along the path: its running states, which are there all through training, and θ(0) where it looks at steps."""
     multiplications: int
-    """Of one application of Q, or one pull by it, which is once a step; of an adapter's merged weight, of the products
-    that it takes."""
+    """Of one application of Q, or one pull by it, which is once a step, or a k-th of one where the hold acts every k
+    steps; of an adapter's merged weight, of the products that it takes."""
     rows: float | None = None
     """Rows of inputs that the layer sees in a training batch, samples times positions; ``None`` where nobody said."""
 
@@ -148,6 +149,7 @@ def costs_of(core: Core, rows: int | None = None) -> Costs:
             q = storage.importance_bytes(cost.kept, members[0])
         if core.state.implicit.value and block.is_matrix and not form.has_eigenbasis:
             q += single * (cost.kept + weights)  # eigenvectors as large as Q, and an eigenvalue for each direction
+        parts = len(own.parts) if isinstance(own, SumMatrix) else 1
         if measure.needs.data:
             sums = measuring_bytes(form, block, measured)
         else:  # along the path: running states, and θ(0) where it looks at steps
@@ -162,7 +164,7 @@ def costs_of(core: Core, rows: int | None = None) -> Costs:
                 cost.description,
                 q + sum(map(core.options.storage.weights_bytes, members)) * anchors // max(1, weights),
                 sums + (single * weights if core.options.gradient_term else 0),
-                applying * (len(own.parts) if isinstance(own, SumMatrix) else 1),
+                math.ceil(applying * parts / core.state.pull_every.value),
                 seen.get(block.name),
             )
         )
@@ -177,9 +179,10 @@ def _anchor_and_pull(core: Core, form: Form, block: Block, cost: Cost, usual: in
 
 
 def pull_products(core: Core, form: Form) -> int:
-    """Return the multiplications of a pull of one task's importance, if it were kept in some form."""
+    """Return the multiplications a step of a pull of one task's importance, if it were kept in some form."""
     costs = [(block, form.cost(block, core.measured)) for block in core.space.blocks(form, core.measured)]
-    return sum(_anchor_and_pull(core, form, block, cost, 0)[1] for block, cost in costs)
+    every = sum(_anchor_and_pull(core, form, block, cost, 0)[1] for block, cost in costs)
+    return math.ceil(every / core.state.pull_every.value)
 
 
 def step_products(core: Core, rows: Mapping[str, float]) -> float | None:

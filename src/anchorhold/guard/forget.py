@@ -51,6 +51,7 @@ def forget(core: Core, name: str) -> None:
     blocks = [matrix.block.parameters for matrix in core.state.driving.held.values()]
     for other in {name, *(n for parameters in blocks if name in parameters for n in parameters)}:
         core.state.linear_term.pop(other, None)  # without its quadratic it would pull for ever
+        core.task.waiting.pop(other, None)
     for ledger in core.state.ledgers.values():
         for matrices in (ledger.total, ledger.held):
             for block in [key for key, matrix in matrices.items() if name in matrix.block.parameters]:

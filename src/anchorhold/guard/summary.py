@@ -40,7 +40,8 @@ def describe(core: Core, attached: Sequence[Optimizer], held_back: Owned) -> str
     lines += [*held, *_beside(core), *_kept(core.state)]
     optimizers = ", ".join(type(optimizer).__name__ for optimizer in attached) or "no optimizer"
     steps = f"{core.task.most_steps} step{'' if core.task.most_steps == 1 else 's'} of task {core.state.tasks + 1}"
-    lines.append(f"attached to {optimizers}; {steps} seen")
+    waiting = max((each.steps for each in core.task.waiting.values()), default=0)
+    lines.append(f"attached to {optimizers}; {steps} seen" + (f", {waiting} since the last pull" if waiting else ""))
     return "\n  ".join(lines)
 
 
@@ -63,7 +64,8 @@ def _when_it_pulls(core: Core, held_back: Owned) -> str:
     if isinstance(core.state.driving.measure, FineTune):
         return ""  # which has no importance to pull by
     if core.state.implicit.value or not core.state.implicit.is_open or core.space_kind.why_explicit:
-        return ", pulling after steps" if core.state.implicit.value else ", pulling in the gradient"
+        after = "after steps" if (every := core.state.pull_every.value) == 1 else f"after every {every} steps"
+        return f", pulling {after}" if core.state.implicit.value else ", pulling in the gradient"
     why = why_explicit(core, held_back)
     open_yet = core.state.implicit.value is None and not why
     return ", pulling after steps if they are SGD's" if open_yet else f", pulling in the gradient {why}".rstrip()

@@ -247,6 +247,7 @@ def refuse_unless_same_run(core: Core, asked: Mapping[str, object]) -> None:
         "the exchange rate and the tokens of a sample": (core.state.exchange_rate, core.state.tokens),
         "where the hold is centred": (core.options.anchor_kind, core.options.gradient_term),
         "whether the hold is implicit": core.state.implicit.value,
+        "after how many steps it acts": core.state.pull_every.value,
         "the space": core.state.space.value,
         "the tolerance": None if core.state.tolerance is None else core.state.tolerance.nats,
         "the kept sets": list(core.state.kept),

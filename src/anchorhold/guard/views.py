@@ -312,6 +312,19 @@ class ChosenOptions:
         self._attachment.set_implicit(value)
 
     @property
+    def pull_every(self) -> int:
+        """After how many steps the hold acts, each time for all of them; may be set at any time, 1 for each of them.
+
+        In between weights are up to so many steps of the task away from where the hold takes them. ``consolidate()``,
+        ``detach()``, ``average()`` and ``pull_back()`` first pull for the steps that still wait.
+        """
+        return self._core.state.pull_every.value
+
+    @pull_every.setter
+    def pull_every(self, value: int) -> None:
+        self._attachment.set_pull_every(value)
+
+    @property
     def gather(self) -> Gather | None:
         """What is gathered at once of a sharded model to measure it; ``None`` where the devices' room decides."""
         return self._core.options.gather

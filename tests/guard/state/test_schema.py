@@ -54,10 +54,20 @@ def in_mid_task():
     return guard
 
 
+def between_pulls():
+    model = net()
+    guard = anchorhold.Guard(model, "EWC", strength=1.0, options=anchorhold.GuardOptions(pull_every=2))
+    guard.consolidate([batch(0)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    train(model, optimizer, 1)
+    return guard
+
+
 def test_every_row_is_written_and_no_key_is_missing_from_the_table(tmp_path):
     keys, tensors = {"tensors"}, set()  # a file's tensors stand by themselves
     files = list(FILES)
-    for make in (averaged, embedding, changed_strength, in_mid_task):
+    for make in (averaged, embedding, changed_strength, in_mid_task, between_pulls):
         files.append(tmp_path / make.__name__)
         make().save(files[-1])
     for path in files:
@@ -68,7 +78,7 @@ def test_every_row_is_written_and_no_key_is_missing_from_the_table(tmp_path):
     assert tensors == {kind.key.strip("`").partition("/")[0] for kind in TENSOR_KINDS}
 
 
-@pytest.mark.parametrize("make", [averaged, embedding, changed_strength, in_mid_task])
+@pytest.mark.parametrize("make", [averaged, embedding, changed_strength, in_mid_task, between_pulls])
 def test_values_that_are_written_pass_their_checks(make):
     state = make().state_dict()
     for value in VALUES:

@@ -17,7 +17,7 @@ from anchorhold.holds import hold as hold_by_name
 from anchorhold.measures import MEASURES, FineTune, Measure
 from anchorhold.measures import measure as measure_by_name
 from anchorhold.retention import Tolerance
-from anchorhold.settings import number
+from anchorhold.settings import number, whole_number
 from anchorhold.spaces import SpaceName
 
 
@@ -154,6 +154,18 @@ def checked_implicit(value: object, form: Form, batch_norm: str | None, *, has_l
             "be found. Take one of the other ways to add tasks, or leave implicit out."
         )
     return value
+
+
+def checked_pull_every(value: object, implicit: object) -> int:
+    """Return after how many steps the hold acts, or refuse what cannot be."""
+    every = whole_number("pull_every", value, "a whole number of steps, at least 1", least=1)
+    if every > 1 and implicit is False:
+        raise ConfigurationError(
+            f"pull_every={every} with implicit=False: a hold that joins the gradient acts at every step, and one for "
+            f"{every} steps at once would overshoot the anchor at a strength {every} times smaller. Leave implicit "
+            "out, so that the hold acts after steps, or leave pull_every out."
+        )
+    return every
 
 
 def may_be_implicit(form: Form, batch_norm: str | None, *, has_linear_term: bool) -> bool:

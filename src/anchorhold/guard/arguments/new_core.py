@@ -14,6 +14,7 @@ from anchorhold.guard.arguments.checked_arguments import (
     checked_batch_norm,
     checked_decay,
     checked_implicit,
+    checked_pull_every,
     checked_rate,
     checked_space,
     checked_tolerance,
@@ -75,11 +76,13 @@ def new_core(
     c = 0.0 if rate is not None else checked_strength(USUAL if strength is None else strength)
     strengths = {"strength": strength, "exchange_rate": exchange_rate}
     driving.strengths = PatternStrengths(c) if isinstance(c, dict) else None
-    allowed = checked_space(rarer.space, ledgers, others, anchor, batch_norm, implicit=rarer.implicit is True)
+    every = checked_pull_every(rarer.pull_every, rarer.implicit)
+    implicit = True if every > 1 else rarer.implicit  # a gradient joins every step
+    allowed = checked_space(rarer.space, ledgers, others, anchor, batch_norm, implicit=implicit is True)
     sloped = has_linear_term(driving.form, anchor, gradient_term=rarer.gradient_term)
     if storage.is_packed:
         _refuse_in_8_bits(rarer)
-    either = rarer.implicit is None and may_be_implicit(driving.form, batch_norm, has_linear_term=sloped)
+    either = implicit is None and may_be_implicit(driving.form, batch_norm, has_linear_term=sloped)
     asked = Options(
         Selection(protect),
         storage,
@@ -91,9 +94,7 @@ def new_core(
         batch_norm=checked_batch_norm(batch_norm, ledgers, others),
         named_form=kept_as if isinstance(form, str) else None,
     )
-    pull = (
-        None if either else checked_implicit(rarer.implicit or False, driving.form, batch_norm, has_linear_term=sloped)
-    )
+    pull = None if either else checked_implicit(implicit or False, driving.form, batch_norm, has_linear_term=sloped)
     state = GuardState(
         ledgers,
         driver.name,
@@ -101,7 +102,8 @@ def new_core(
         checked_decay(decay),
         Setting(None, "default"),
         Setting(allowed or "weights", "given" if rarer.space is not None else "open" if allowed is None else "default"),
-        Setting(pull, "given" if rarer.implicit is not None else "open" if either else "default"),
+        Setting(pull, "given" if implicit is not None else "open" if either else "default"),
+        pull_every=Setting(every, "given" if every > 1 else "default"),
         exchange_rate=rate,
         tolerance=checked_tolerance(tolerance, strengths, driver, anchor, batch_norm),
     )

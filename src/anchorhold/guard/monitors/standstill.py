@@ -35,7 +35,9 @@ class Standstill(Monitor):
     def before_pull(self, step: Step) -> None:
         """Note how far weights are from where they are held, after the optimizer's own step."""
         core, self._before = self.core, None
-        if not core.state.pulled_after or step.taken + 1 not in (FIRST_STEPS, LATER_STEP) or is_capturing():
+        steps, every = step.taken + 1, core.state.pull_every.value
+        is_looked_at = any(first <= steps < first + every for first in (FIRST_STEPS, LATER_STEP))
+        if not core.state.pulled_after or not is_looked_at or is_capturing():
             return
         # A tolerance looks after its strength, and a hold with a linear term has its centre elsewhere.
         if core.state.tolerance is None and not core.state.linear_term and self._warned_of != core.state.strength:
@@ -47,6 +49,9 @@ class Standstill(Monitor):
         if before is None:
             return
         left = float(how_far(self.core, step.parameters)[0] / before)
+        every = self.core.state.pull_every.value
+        if every > 1 and left > 0:  # what a pull for one step would leave, to compare it with the same bound
+            left = 1 / (1 + (1 / left - 1) / every)
         if left < LEAST_SHARE:  # not where nothing has moved at all, which is 0 / 0
             self._warned_of = c = self.core.state.strength
             kind = type(step.optimizer).__name__

@@ -119,7 +119,7 @@ class Following:
             return
         if not control.every:
             control.every = self._decided()
-        if steps % control.every:
+        if not self._is_due(steps):
             return
         control.at = steps
         # One set after the other, so that a look costs the same however many are kept.
@@ -141,6 +141,13 @@ class Following:
             if control.worst > aim and core.state.strength >= (1 - 1e-6) * bound:
                 self._warn_of_bound(bound)
         self._note(steps)
+
+    def _is_due(self, steps: int) -> bool:
+        """Return whether to look after so many steps; of weights that wait for a pull, after that."""
+        control, latest = self.core.state.control, steps - steps % self.core.state.control.every
+        if self.core.state.pull_every.value == 1:
+            return steps == latest
+        return 0 < latest > control.at and not self.core.task.waiting
 
     def _warn_of_bound(self, bound: float) -> None:
         """Say once that more is lost than is aimed at, and that no larger strength can be borne."""

@@ -37,6 +37,7 @@ class Rollback:
     def by_share(self, share: float) -> None:
         """Move weights to θ* + share·(θ − θ*)."""
         refuse_between_averages(self.attachment.attached())
+        self.attachment.finish_pulls()
         average_with_anchor(self.core, share)
 
     def to_tolerance(self, given: float | None = None) -> PulledBack:
@@ -45,6 +46,7 @@ class Rollback:
         if own is None:
             raise ConfigurationError("pull_back() without a tolerance: give one, guard.pull_back(0.02).")
         refuse_between_averages(self.attachment.attached())
+        self.attachment.finish_pulls()
         with self.attachment.watcher.calls.paused():
             found = pull_back(self.core, own)
         # No step of the last task was seen, here or by whoever saved what was loaded.
@@ -58,7 +60,10 @@ class Rollback:
 
     @contextmanager
     def before_the_end(self, share: float | None) -> Iterator[None]:
-        """Go back as a task's end asks for, by a share and to the tolerance; if that end fails, nothing has moved."""
+        """Go back as a task's end asks for, by a share and to the tolerance; if that end fails, nothing has moved.
+
+        First of all weights are pulled for the steps that wait for it.
+        """
         core = self.core
         # Without the sets that a state was saved with a task's end is refused.
         expected = core.state.kept or core.state.kept.expected
@@ -67,13 +72,15 @@ class Rollback:
         )
         self._refuse_to_move_what_was_watched(share, to_tolerance=to_tolerance)
         self._warn_of_what_nothing_held()
-        if share is None and not to_tolerance:
+        waiting = dict(core.task.waiting)
+        if share is None and not to_tolerance and not waiting:
             yield
             return
         refresh(core)
         before = [(parameter, parameter.detach().clone()) for parameter in core.runtime.parameters.values()]
         seen = self.last, dict(core.state.control.latest), core.state.control.at
         try:
+            self.attachment.finish_pulls()
             if share is not None:
                 self.by_share(share)
             if to_tolerance:
@@ -85,6 +92,7 @@ class Rollback:
                     parameter.copy_(own)
             # What was said of a way that was not gone after all.
             self.last, core.state.control.latest, core.state.control.at = seen
+            core.task.waiting = waiting
             raise
 
     @property

@@ -16,7 +16,7 @@ from anchorhold.adapters import in_parts
 from anchorhold.errors import StateError
 from anchorhold.forms import Diagonal
 from anchorhold.guard.arguments.strengths import PatternStrengths
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, Setting, Waiting
 from anchorhold.guard.ledger import Ledger
 from anchorhold.guard.state import value_types as types
 from anchorhold.guard.state.microbatches import WATCHED, watched_tensors, watched_values
@@ -155,6 +155,11 @@ def _read_control(_core: Core, given: dict[str, Any] | None) -> Control:
         return Control() if given is None else Control.restored(given)
 
 
+def _read_pull_every(core: Core, every: int) -> Setting[int]:
+    """Return the guard's own where it was given, and else that of the state."""
+    return core.state.pull_every if core.state.pull_every.is_given else Setting(every, "restored")
+
+
 def _layouts(core: Core) -> dict[str, str]:
     blocks = (matrix.block for matrix in core.state.driving.total.values() if matrix.block.inputs_first)
     return {block.name: LOOKED_UP if block.looked_up else INPUTS_FIRST for block in blocks}
@@ -259,6 +264,24 @@ VALUES = (
         types.TRUTH,
         lambda core: core.state.implicit.value if core.state.implicit.is_open else None,
         default=None,
+    ),
+    Value(
+        "pull_every",
+        "after how many steps such a penalty acts, each time for all of them",
+        types.EVERY,
+        lambda core: core.state.pull_every.value,
+        default=1,
+        home="state.pull_every",
+        read=_read_pull_every,
+    ),
+    Value(
+        "waiting",
+        "the steps that it has yet to pull back: how many, and Σ c·h of them",
+        types.WAITING,
+        lambda core: {name: list(each) for name, each in core.task.waiting.items()},
+        default={},
+        home="task.waiting",
+        read=lambda _, pairs: {name: Waiting(steps, float(way)) for name, (steps, way) in pairs.items()},
     ),
     Value("tensors", "the tensors; in a file they are the file's own", types.TENSORS),
     Value(

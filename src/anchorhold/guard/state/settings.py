@@ -80,6 +80,8 @@ def take_its_pull(core: Core, state: Mapping[str, Any]) -> None:
         then = state.get("implicit")
         is_open = bool(then or state.get("implicit_is_open"))
         value = then if is_open and not core.space_kind.why_explicit else False
+        # A hold for several steps at once stays after them, whatever is attached.
+        is_open = is_open and core.state.pull_every.value == 1
         core.state.implicit = Setting(value, "open" if is_open else "restored")
 
 

@@ -69,6 +69,11 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2
 
 
+def _is_waiting(pair: Any) -> bool:
+    """Return whether this is a number of steps and Σ c·h of them."""
+    return _is_pair(pair) and _is_count(pair[0]) and is_number(pair[1]) and pair[1] >= 0
+
+
 def _is_list_of(fits: Callable[[Any], bool]) -> Callable[[object], bool]:
     return lambda value: isinstance(value, list | tuple) and all(map(fits, value))
 
@@ -106,6 +111,11 @@ MEASURES = _tested(
     "measures by name, with their settings", _maps_names_to(lambda settings: isinstance(settings, Mapping))
 )
 STEPS = _tested("whole numbers by parameter, 0 or more", _maps_names_to(_is_count))
+WAITING = _tested(
+    "by parameter a whole number of steps and a number of at least 0",
+    _maps_names_to(_is_waiting),
+)
+EVERY = _tested("a whole number, at least 1", lambda value: _is_count(value) and value >= 1)
 DISTINCT = _tested("each name once", lambda value: isinstance(value, list | tuple) and _has_each_once(value))
 TENSORS = _tested("tensors by name", _maps_names_to(lambda value: isinstance(value, Tensor)))
 WORDS = _tested("a strength in words", _is_text)

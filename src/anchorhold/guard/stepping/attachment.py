@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from anchorhold.engine.batches import Forward
-from anchorhold.errors import OptimizerError, OrderError
-from anchorhold.guard.core import Core
+from anchorhold.errors import ConfigurationError, OptimizerError, OrderError
+from anchorhold.guard.arguments.checked_arguments import checked_pull_every
+from anchorhold.guard.core import Core, Setting
 from anchorhold.guard.distributed.rank_gradients import CommHook, RankGradients
 from anchorhold.guard.distributed.ranks import is_fully_sharded
 from anchorhold.guard.measurement import squares_of_samples
@@ -23,7 +24,7 @@ from anchorhold.guard.rollback.weight_average import evaluated_weights
 from anchorhold.guard.stepping.default_pull import Owned, set_implicit, why_explicit
 from anchorhold.guard.stepping.observed import Observed, gradients_of_halves, protected_gradients, unscaled
 from anchorhold.guard.stepping.optimizers.accepted import check_optimizer, ids, innermost, trained_by
-from anchorhold.guard.stepping.optimizers.effective_rate import check_effective_rate
+from anchorhold.guard.stepping.optimizers.effective_rate import check_effective_rate, check_pull_every
 from anchorhold.guard.stepping.watcher import StepWatcher
 
 _HELD_TWICE = (
@@ -59,6 +60,7 @@ class Attachment:
         for optimizer in optimizers:
             check_optimizer(optimizer, core.runtime.parameters, frozen)
             if hold and core.state.implicit.value and not core.state.implicit.is_open:
+                check_pull_every(optimizer, core.state.pull_every.value)
                 check_effective_rate(optimizer, core.state.driving.form)
         # Before anything is hooked: a warning may be an error to the caller.
         owned = self.owned() | {key for optimizer in optimizers for key in ids(trained_by(optimizer))}
@@ -106,8 +108,29 @@ class Attachment:
 
     def set_implicit(self, value: bool | None) -> None:
         """Hold after steps from now on, or in them, or as the attached optimizers decide."""
+        every = self.core.state.pull_every.value
+        if every > 1 and value is not True:
+            raise ConfigurationError(
+                f"implicit={value!r} with pull_every={every}, which is a hold after steps. Set "
+                "guard.options.pull_every = 1 first."
+            )
         set_implicit(self.core, value, self.held())
         self.decide_pull()
+
+    def set_pull_every(self, value: int) -> None:
+        """Act after every so many steps from now on, or refuse it and stay as it was."""
+        core = self.core
+        every = checked_pull_every(value, core.state.implicit.value if core.state.implicit.is_given else None)
+        for optimizer in self.held():
+            check_pull_every(optimizer, every)
+        if every > 1:
+            set_implicit(core, True, self.held())
+        self.finish_pulls()
+        core.state.pull_every = Setting(every, "given")
+
+    def finish_pulls(self) -> None:
+        """Pull weights for the steps that wait for it, where the hold does not act after each."""
+        self.watcher.update.implicit.finish()
 
     def note_penalty(self, penalty: Tensor) -> None:
         """Note that the penalty's value was asked for: to be part of a loss, where no optimizer is attached.
@@ -134,7 +157,8 @@ class Attachment:
         return _trains(optimizer, ids([*core.runtime.parameters.values(), *core.frozen.values()]))
 
     def detach(self) -> None:
-        """Remove every hook."""
+        """Pull for the steps that wait for it, and remove every hook."""
+        self.finish_pulls()
         for _, handles in self._hooks:
             _remove(handles)
         self._hooks = []

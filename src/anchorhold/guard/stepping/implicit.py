@@ -1,4 +1,14 @@
-"""The quadratic hold after a step: which weights are pulled how far, and how that is found in each form."""
+r"""The quadratic hold after a step: which weights are pulled how far, and how that is found in each form.
+
+It may act after every k-th step alone, for k steps at once: with h the effective rate of each step,
+
+.. math:: D \leftarrow \Bigl(1 + 2\sum_{i=1}^{k} c_i h_i\,Q\Bigr)^{-1} D.
+
+That is Lie's splitting of the task's flow and the hold's (Trotter 1959), with an implicit Euler step for the hold's, so
+that no strength and no k makes it overshoot. It is no reuse of an old gradient, which would be an explicit step as
+large as k of them. Weights settle where the mean of the task's gradient over k steps balances the hold, and not at each
+of them: the distance from there is of the order of k·h.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,19 +18,22 @@ from torch.optim import Optimizer
 
 from anchorhold.errors import OptimizerError
 from anchorhold.forms import DiagonalMatrix, Matrix
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, Waiting
 from anchorhold.guard.stepping.bundles import Bundle, Several
 from anchorhold.guard.stepping.default_pull import give_up
 from anchorhold.guard.stepping.optimizers.effective_rate import (
     EffectiveRate,
     check_blocks,
     check_effective_rate,
+    check_pull_every,
     effective_rates,
 )
 from anchorhold.holds.base import displacement
 from anchorhold.holds.of_weights.quadratic import pull_implicitly_, pulled
 from anchorhold.tensors.pieces import in_pieces
 from anchorhold.tensors.storage import running_dtype, to_compute
+
+_NONE = Waiting(0, 0.0)
 
 
 class ImplicitPull:
@@ -39,6 +52,7 @@ class ImplicitPull:
             return
         form = core.state.driving.form
         try:
+            check_pull_every(optimizer, core.state.pull_every.value)
             check_effective_rate(optimizer, form)  # a schedule may have set another momentum since attach()
             if not form.elementwise:
                 held = core.state.driving.held.values()
@@ -56,16 +70,64 @@ class ImplicitPull:
                 if parameter.grad is None and name in self.core.state.driving.held_names:
                     bundle.handed[i] = parameter.grad = torch.zeros_like(parameter)
 
-    def pull(self, optimizer: Optimizer, bundles: Sequence[Bundle], owned: Mapping[str, nn.Parameter]) -> None:
-        """Pull all weights that are held, after the step that they have taken."""
+    def is_next(self, owned: Mapping[str, nn.Parameter]) -> bool:
+        """Return whether some of these parameters are to be pulled after the step that they are about to take."""
+        every, waiting = self.core.state.pull_every.value, self.core.task.waiting
+        return every == 1 or any(waiting.get(name, _NONE).steps + 1 >= every for name in owned)
+
+    def due(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> dict[str, EffectiveRate]:
+        """Count the step that was taken; return, by parameter that is to be pulled now, the rate to pull it with.
+
+        That is the step's own or, for several steps, the sum of theirs, each weighted by its strength against today's.
+        """
         core = self.core
-        rates = effective_rates(optimizer, owned)
+        rates, every, waiting = effective_rates(optimizer, owned), core.state.pull_every.value, core.task.waiting
+        if every == 1 and not waiting:
+            return rates
+        found = {}
+        held = core.state.driving.held_names
+        for name, each in rates.items():
+            if name not in held:
+                continue
+            assert each.rate is not None  # others are refused
+            before = waiting.pop(name, _NONE)
+            now = Waiting(before.steps + 1, before.way + core.state.strength * each.rate)
+            if now.steps < every:
+                waiting[name] = now
+            else:
+                found[name] = EffectiveRate(None, (now.way / core.state.strength,))
+        return found
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Pull weights for all steps that still wait for it: training has ended, or pauses."""
+        core, waiting = self.core, self.core.task.waiting
+        if not waiting:
+            return
+        if core.state.pulled_after:
+            parameters = core.runtime.parameters
+            rates = {n: EffectiveRate(None, (w.way / core.state.strength,)) for n, w in waiting.items()}
+            if core.state.driving.form.elementwise:
+                for name in rates.keys() & core.state.driving.held.keys() & parameters.keys():
+                    self._pull_alone(name, parameters[name], rates[name])
+            else:
+                self._pull_blocks(rates, parameters)
+        waiting.clear()
+
+    def pull(
+        self, rates: Mapping[str, EffectiveRate], bundles: Sequence[Bundle], owned: Mapping[str, nn.Parameter]
+    ) -> None:
+        """Pull all weights that are held, after the steps that they have taken."""
+        core = self.core
         if core.state.driving.form.elementwise:
             for bundle in bundles:
                 if bundle.held:
                     self._pull_bundle(bundle, rates)
-            return
-        for matrix in core.state.driving.held.values():
+        else:
+            self._pull_blocks(rates, owned)
+
+    def _pull_blocks(self, rates: Mapping[str, EffectiveRate], owned: Mapping[str, nn.Parameter]) -> None:
+        for matrix in self.core.state.driving.held.values():
             first = rates.get(matrix.block.parameters[0])
             if first is None:
                 continue

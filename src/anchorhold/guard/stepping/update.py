@@ -6,7 +6,7 @@ With g the task's gradient, g′ an independent one, θ* the anchor, Ω the impo
              g ← g + 2cΩ(θ − θ*)        the quadratic hold, and what further holds add
     step     θ ← θ + Δ                  the optimizer's own
     after    s ← f(s, g, g′, Δ)         the other measures
-             D ← D/(1 + 2chΩ)           the quadratic hold, where it is implicit: D = θ − θ*
+             D ← D/(1 + 2chΩ)           the quadratic hold, where it is implicit: D = θ − θ*; or every few steps
              θ ← P(θ)                   further holds that move weights
 
 Which steps these are, and what is refused, stands in ``watcher.py``; what measures see in ``path_measures.py``; the
@@ -142,16 +142,23 @@ class Update:
             return
         # Only once measures have seen Δ, which is the optimizer's step without the pull.
         if core.state.pulled_after:
-            for monitor in self._before_pull:
-                monitor.before_pull(step)
-            self.implicit.pull(step.optimizer, bundles, step.parameters)
-            for monitor in self._after_pull:
-                monitor.after_pull(step)
+            self._pull_after(step, bundles)
         for each in core.options.holds:
             each.after_step(core.held(step.parameters))
             refuse_spoilt_weights(each, step.parameters)
         for monitor in self._after_step:
             monitor.after_step()
+
+    def _pull_after(self, step: Step, bundles: Sequence[Bundle]) -> None:
+        """Pull the weights that are due, with a look before and after that."""
+        rates = self.implicit.due(step.optimizer, step.parameters)
+        if not rates and self.core.task.waiting:
+            return
+        for monitor in self._before_pull:
+            monitor.before_pull(step)
+        self.implicit.pull(rates, bundles, step.parameters)
+        for monitor in self._after_pull:
+            monitor.after_pull(step)
 
     def in_closure(self, step: Step, moved: Mapping[str, nn.Parameter], bundles: Sequence[Bundle]) -> HeldBack:
         """Add the holds' gradients to those that a closure has made, and return the holds' value."""

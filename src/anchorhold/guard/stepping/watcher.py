@@ -172,7 +172,9 @@ class StepWatcher:
             return
         core = self.core
         self.update.implicit.check(step.optimizer, step.parameters)
-        self.update.finite.check_weights_of_blocks(step.parameters)
+        # A hold that acts every few steps spreads nothing in between.
+        if not core.state.pulled_after or not core.task.steps or self.update.implicit.is_next(step.parameters):
+            self.update.finite.check_weights_of_blocks(step.parameters)
         if core.state.tolerance is not None:
             self.following.before_step(step.optimizer)
         if core.state.frozen_norms:

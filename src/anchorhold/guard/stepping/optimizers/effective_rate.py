@@ -141,6 +141,15 @@ def check_effective_rate(optimizer: Optimizer, form: Form) -> None:
         )
 
 
+def check_pull_every(optimizer: Optimizer, every: int) -> None:
+    """Refuse an optimizer for several of whose steps no single pull is known."""
+    if every > 1 and _BY_STEP.get(inspect.unwrap(type(optimizer).step)) is not _sgd:
+        raise OptimizerError(
+            f"pull_every={every} with {type(optimizer).__name__}: a pull for several steps at once goes by one rate "
+            "for all weights of a layer, as torch.optim.SGD has it. Use SGD, or leave pull_every out."
+        )
+
+
 def is_sgd(optimizer: Optimizer) -> bool:
     """Return whether an optimizer, one whose effective rate is known, moves all weights of a group by one rate."""
     return _reader(optimizer) is _sgd
