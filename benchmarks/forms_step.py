@@ -135,10 +135,17 @@ def _gpt(width: int, depth: int, texts: int, length: int, repeats: int, forms: d
     return _setting(title, network, inputs, 256, texts * length, repeats, forms)
 
 
-def _setting(*given: Any) -> Setting:
-    *rest, forms = given
+def _setting(
+    title: str,
+    network: Callable[[], nn.Module],
+    inputs: Callable[[], Tensor],
+    classes: int,
+    rows: int,
+    repeats: int,
+    forms: dict[str, Form],
+) -> Setting:
     tf32 = forms is IN_TF32
-    return Setting(f"{rest[0]}, TF32" if tf32 else rest[0], *rest[1:], forms, tf32)
+    return Setting(f"{title}, TF32" if tf32 else title, network, inputs, classes, rows, repeats, forms, tf32)
 
 
 def _reports(name: str, settings: list[Setting], device: torch.device, quick: bool) -> Iterator[Report]:
@@ -193,17 +200,24 @@ def _rounding(guard: anchorhold.Guard) -> float:
     return most
 
 
+def _changed_here(module: Any) -> Any:
+    """Return a module as something whose names are assigned to."""
+    return module
+
+
 def _by_plain_products(step: Step) -> Callable[[], None]:
     """Return a step whose hold is computed by the plain way, the fast one's oracle."""
 
+    layers, sides, hold = _changed_here(coordinates), _changed_here(factors), _changed_here(quadratic)
+
     def plain() -> None:
-        fast = coordinates.product, quadratic.pulls_of_diagonals
-        coordinates.product = factors.product = torch.matmul
-        quadratic.pulls_of_diagonals = lambda *_: {}
+        fast = layers.product, hold.pulls_of_diagonals
+        layers.product = sides.product = torch.matmul
+        hold.pulls_of_diagonals = lambda *_: {}
         try:
             step()
         finally:
-            coordinates.product = factors.product = fast[0]
-            quadratic.pulls_of_diagonals = fast[1]
+            layers.product = sides.product = fast[0]
+            hold.pulls_of_diagonals = fast[1]
 
     return plain

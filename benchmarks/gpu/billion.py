@@ -164,7 +164,8 @@ def _state_bytes(guard: anchorhold.Guard) -> int:
     if guard.options.state_dtype == "8bit":  # a state has what rests in more
         tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(("anchor/", "total/"))}
         kept = guard.cost().kept
-    return kept + sum({id(t): t.nbytes for t in tensors.values()}.values())  # some layers have tensors in common
+    sizes: dict[int, int] = {id(t): t.nbytes for t in tensors.values()}  # some layers have tensors in common
+    return kept + sum(sizes.values())
 
 
 def decoder(size: Size, device: str | None = None) -> torch.nn.Module:

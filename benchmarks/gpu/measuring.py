@@ -198,7 +198,10 @@ def _errors(model: torch.nn.Module, tokens: Tensor, quick: bool) -> dict[str, fl
     for name in chosen:
         delta, a = (torch.cat(pieces).double() for pieces in zip(*kept[name], strict=True))
         exact = Basis(*(torch.linalg.eigh(rows.flatten(0, 1).mT @ rows.flatten(0, 1))[1] for rows in (delta, a)))
+        assert exact.outputs is not None
+        assert exact.inputs is not None
         s = sum((d.mT @ i).square() for d, i in zip(delta @ exact.outputs, a @ exact.inputs, strict=True)) / len(delta)
+        assert isinstance(s, Tensor)
         basis = Basis(known[f"{name}/UG"], known[f"{name}/UA"])
         steps = {"random D": torch.randn_like(s), "D of a step": _step(model, name, tokens)}
         for way, entered in WAYS.items():
@@ -207,7 +210,7 @@ def _errors(model: torch.nn.Module, tokens: Tensor, quick: bool) -> dict[str, fl
                 with reduction._products(delta.device):
                     reduction.add_products(blocks[name], Products(delta.float().unsqueeze(0), a.float()), first=True)
             mine = (reduction.sums[f"{name}/S"] / len(delta)).bfloat16().double()
-            rounded = Basis(*(u.bfloat16().double() for u in basis))
+            rounded = Basis(*(u.bfloat16().double() for u in basis if u is not None))
             for what, d in steps.items():
                 expected = _q(exact, s, d)
                 off = (_q(rounded, mine, d) - expected).norm() / expected.norm()

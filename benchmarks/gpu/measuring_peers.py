@@ -58,7 +58,8 @@ def run(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Repor
     report = Report("gpu-measuring-peers", "EK-FAC of a decoder's layers, beside other libraries", notes, {})
     torch.manual_seed(0)
     model = decoder(size)
-    model.config._attn_implementation = "eager"  # the same products for all, so that the same δ arrive
+    config: Any = model.config
+    config._attn_implementation = "eager"  # the same products for all, so that the same δ arrive
     model = model.to(torch.bfloat16)
     shape = (sequences, length)
     tokens, labels = (torch.randint(size.vocabulary, shape, device=device) for _ in range(2))
@@ -168,12 +169,11 @@ def _pieces_of_theirs(model: nn.Module, batches: list[Batch]) -> Pieces:
         inputs = given[0].detach()
         output.register_hook(lambda delta: kept[layer].append((delta, inputs)))
 
-    handles = [
-        model.base_model.get_submodule(layer).register_forward_hook(partial(keeping, layer)) for layer in COMPARED
-    ]
+    body: Any = model.base_model  # transformers' own
+    handles = [body.get_submodule(layer).register_forward_hook(partial(keeping, layer)) for layer in COMPARED]
     for tokens, labels in batches:
         loss = nn.functional.cross_entropy(_logits(model, tokens).flatten(0, 1), labels.flatten(), reduction="sum")
-        torch.autograd.grad(loss, model.get_input_embeddings().weight)
+        torch.autograd.grad(loss, body.get_input_embeddings().weight)
     for handle in handles:
         handle.remove()
     return kept
@@ -203,7 +203,7 @@ def by_bergson(model: nn.Module, batches: list[Batch]) -> Measured:
     """Return what its collectors find, without the files that they write."""
     from bergson.hessians import eigenvectors, kfac  # noqa: PLC0415 (who has it not has the other libraries' rows)
 
-    base = model.base_model
+    base: Any = model.base_model  # transformers' own
     names = {name.removeprefix("model.").removesuffix(".weight") for name in _linear_weights(model)}
     base.requires_grad_(False)
     base.get_input_embeddings().weight.requires_grad_(True)  # so that a graph is made, without the weights' gradients

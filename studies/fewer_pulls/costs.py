@@ -112,7 +112,7 @@ def one_step(subject: held.Subject, optimizer: torch.optim.Optimizer) -> Callabl
     """Return a step of the second task, of the same batch each time."""
     if isinstance(subject, text.Text):
         own = subject.sizes
-        piece = next(batches(subject.corpus.of("python", "train"), 1, own.python_batch, own.context, "timing"))
+        piece = next(batches(subject.corpus.of("python", "train"), 1, own.python_batch, own.context, 0, "timing"))
 
         def loss() -> torch.Tensor:
             return subject.device.loss(subject.model, piece)

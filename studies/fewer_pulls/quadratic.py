@@ -39,8 +39,9 @@ class Quadratic:
         torch.manual_seed(seed)
         size = OUTPUTS * INPUTS
         block = Block("layer", ("weight",), (OUTPUTS, INPUTS))
-        spectra = Basis(_spectrum(OUTPUTS, DECADES), _spectrum(INPUTS, DECADES))
-        self.q = RotatedMatrix(block, torch.outer(*spectra), Basis(_rotation(OUTPUTS), _rotation(INPUTS)), spectra)
+        outputs, inputs = _spectrum(OUTPUTS, DECADES), _spectrum(INPUTS, DECADES)
+        bases, spectra = Basis(_rotation(OUTPUTS), _rotation(INPUTS)), Basis(outputs, inputs)
+        self.q = RotatedMatrix(block, torch.outer(outputs, inputs), bases, spectra)
         u = torch.kron(_rotation(OUTPUTS), _rotation(INPUTS))
         self.h = (u * torch.outer(_spectrum(OUTPUTS, 0.5), _spectrum(INPUTS, 0.5)).flatten()) @ u.mT
         self.best = torch.randn(OUTPUTS, INPUTS, dtype=torch.float64)
@@ -57,7 +58,7 @@ class Quadratic:
 
     def minimum(self, strength: float) -> Tensor:
         """Return where loss and hold together are least."""
-        solved = torch.linalg.solve(self.h + 2 * strength * self.dense, self.h @ self.best.flatten())
+        solved: Tensor = torch.linalg.solve(self.h + 2 * strength * self.dense, self.h @ self.best.flatten())
         return solved.view_as(self.best)
 
     def fixed_point(self, strength: float, every: int) -> Tensor:
@@ -65,7 +66,7 @@ class Quadratic:
         identity = torch.eye(self.h.shape[0], dtype=torch.float64)
         a = torch.linalg.matrix_power(identity - RATE * self.h, every)
         p = torch.linalg.inv(identity + 2 * strength * RATE * every * self.dense)
-        solved = torch.linalg.solve(identity - p @ a, p @ (identity - a) @ self.best.flatten())
+        solved: Tensor = torch.linalg.solve(identity - p @ a, p @ (identity - a) @ self.best.flatten())
         return solved.view_as(self.best)
 
     def ends(self, way: Way, strength: float) -> Tensor:
@@ -104,7 +105,8 @@ def _spectrum(size: int, decades: float) -> Tensor:
 
 def _rotation(size: int) -> Tensor:
     q, _ = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64))
-    return q.contiguous()
+    rotation: Tensor = q.contiguous()
+    return rotation
 
 
 def wanted() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,9 +87,9 @@ def sized(setting: Setting) -> Setting:
 
 def tiny(setting: Setting) -> Setting:
     """Return a setting for a rehearsal; its numbers mean nothing."""
-    sizes = {"first_epochs": min(1, setting.first_epochs), "epochs": min(1, setting.epochs), "batch": 16}
     hidden, own = tuple(12 for _ in setting.hidden), None if setting.language is None else REHEARSAL
-    return replace(setting, seeds=setting.seeds[:1], hidden=hidden, language=own, measured=8, fresh=16, **sizes)
+    small = replace(setting, seeds=setting.seeds[:1], hidden=hidden, language=own, measured=8, fresh=16, batch=16)
+    return replace(small, first_epochs=min(1, setting.first_epochs), epochs=min(1, setting.epochs))
 
 
 SIZES = {"card": tuple(map(sized, AT_SCALE)), "rehearsal": tuple(map(tiny, AT_SCALE))}
@@ -116,7 +116,7 @@ class Networks:
     def __init__(self, data: Path, store: Path) -> None:
         self.data, self.store = data, store
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._pictures: Mapping[str, Dataset] | None = None
+        self._pictures: dict[str, Mapping[str, Dataset]] = {}
         self._latest: tuple[tuple[Setting, int], held.Subject] | None = None
 
     def subject(self, setting: Setting, seed: int) -> held.Subject:
@@ -138,9 +138,9 @@ class Networks:
             return text.Text(
                 setting, seed, corpus.load(self.data / packing.CORPUS).to(self.device), Device(self.device)
             )
-        if self._pictures is None:
-            self._pictures = packing.datasets_in(self.data)
-        return images.Pictures(setting, seed, self._pictures, self.device)
+        if setting.name not in self._pictures:
+            self._pictures[setting.name] = packing.datasets_in(self.data, setting.name)
+        return images.Pictures(setting, seed, self._pictures[setting.name], self.device)
 
 
 def new_guard(subject: held.Subject, strength: float, way: Way) -> RelativeGuard:
@@ -193,7 +193,7 @@ def run(trial: Trial, subject: held.Subject) -> dict[str, Any]:
 
 def timed(work: Any) -> float:
     """Return the seconds that something took, waiting for an accelerator."""
-    waits = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    waits: Callable[[], None] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     waits()
     began = time.perf_counter()
     work()

@@ -171,7 +171,11 @@ def write(folder: Path, rows: Sequence[Row], readme: Path | None = None) -> str:
     if readme is not None:
         text = readme.read_text(encoding="utf-8")
         for name, said in (("Answer", answer(latest)), ("Cost", cost(latest))):
-            line = f"- **{name}:** {said}"
-            text = re.sub(rf"^- \*\*{name}:\*\* .*$", lambda _, line=line: line, text, flags=re.MULTILINE)
+            text = _with_line(text, name, said)
         write_whole(readme, text.encode())
     return str(folder / f"{NAME}.md")
+
+
+def _with_line(text: str, name: str, said: str) -> str:
+    line = f"- **{name}:** {said}"
+    return re.sub(rf"^- \*\*{name}:\*\* .*$", lambda _: line, text, flags=re.MULTILINE)
