@@ -32,6 +32,7 @@ from benchmarks.language.training import Device
 from studies.benzing2020 import claims_page, searches_page
 from studies.exchange_rate import report as exchange_rate
 from studies.pretrained import report as pretrained
+from studies.protect_search import report as protect_search
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -56,6 +57,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "language": _language,
         "exchange-rate": lambda: exchange_rate.text(*_packed_rows()),
         "pretrained": lambda: pretrained.text(pretrained.read(ROOT / pretrained.ROWS)),
+        "protect-search": lambda: protect_search.text(protect_search.read(ROOT / protect_search.ROWS)),
         "paper/claims": lambda: claims_page.page(claims_page.known_results(ROOT / claims_page.STORE)),
         "paper/searches": lambda: searches_page.page(claims_page.known_results(ROOT / claims_page.STORE)),
     }
@@ -114,6 +116,7 @@ OF_DOCUMENTS: dict[str, Callable[[Any], str]] = {
     "class-incremental": lambda rows: _study("class_incremental.study").table(rows),
     "dead-units": lambda kept: _study("dead_units.study").page(kept["first task"], kept["rows"], _where(kept)),
     "exchange-rate-classifiers": lambda kept: _study("exchange_rate_classifiers.study").page(kept) + "\n",
+    "fewer-pulls": lambda rows: _study("fewer_pulls.report").page(rows),
     "families": lambda kept: families.page(families.read(kept), _where(kept)),
     "implicit": lambda found: _study("implicit.study").table(found, "permuted-digits"),
     "implicit-permuted-mnist": lambda found: _study("implicit.study").table(found, "permuted-mnist"),
