@@ -40,8 +40,10 @@ def spread_batches(loader: Any, count: int) -> list[Any]:
 
     Raise BatchError, with the reason, where they cannot be read beside it.
     """
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        raise BatchError(f"{type(getattr(loader, 'dataset', loader)).__name__} is a stream, which is read only once.")
+    if not isinstance(loader, DataLoader):
+        raise BatchError(f"{type(loader).__name__} is no DataLoader, whose samples could be read beside it.")
+    if isinstance(loader.dataset, IterableDataset):
+        raise BatchError(f"{type(loader.dataset).__name__} is a stream, which is read only once.")
     try:
         every = len(cast("Sized", loader.dataset))
         usual = getattr(loader.batch_sampler, "batch_size", None) or 1

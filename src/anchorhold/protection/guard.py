@@ -181,11 +181,13 @@ class ProtectedGuard(Guard):
     @staticmethod
     def check_finish(share: object, tolerance: object, new: object = None) -> tuple[float | None, float | None]:
         """Return what :meth:`finish` is given as numbers, or say what is expected of them."""
-        if sum(each is not None for each in (share, tolerance, new)) > 1:
-            batches = "" if new is None else f" and new batches of type {type(new).__name__}"
+        if share is not None and tolerance is not None:
+            raise ConfigurationError(f"share={share!r} and tolerance={tolerance!r} at the end: give one of both.")
+        if new is not None and not share is tolerance is None:
+            named = f"share={share!r}" if tolerance is None else f"tolerance={tolerance!r}"
             raise ConfigurationError(
-                f"share={share!r}, tolerance={tolerance!r}{batches} at the end: give one of them. New batches find the "
-                "share by themselves."
+                f"New batches of type {type(new).__name__} and {named} at the end: give one of both. The share that is "
+                "worth most is found by the batches."
             )
         expected = "a number from 0 (all is undone) to 1 (nothing is), or None to average nothing or to weigh"
         return (

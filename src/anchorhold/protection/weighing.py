@@ -29,12 +29,12 @@ SHARES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.0)
 """Where the line is looked at first, as far as it takes."""
 WORSE = 2
 """After so many looks in a row that are worse than the best one, smaller shares are not tried."""
-LOOKS = 8
+LOOKS = 9
 """Looks at most, of the first ones and those around the best."""
 FINE = 1e-3
 """The part of the objective that another look has to promise to gain."""
-NEAR = 5e-3
-"""How near a share may be to another one that was looked at."""
+NEAR, FAR = 5e-3, 0.05
+"""How near to one another shares may be that are looked at, and how far from the best one its better neighbour."""
 WHOSE = "the new batches"
 
 
@@ -189,8 +189,8 @@ def _as_given(batch: Batch) -> Any:
 def best_share(look_at: Callable[[float], Look]) -> tuple[Look, ...]:
     """Return looks at a few shares, from 1 down and then around the best one, the largest share first.
 
-    Shares are not tried any further down once two in a row were worse than the best one. Around that, the lowest point
-    of the parabola through it and its neighbours is looked at, as long as the parabola promises to gain something.
+    Shares are not tried any further down once two in a row were worse than the best one: what is worth less and less
+    along the line may be worth more again further on, and that is not found.
     """
     found: dict[float, Look] = {}
     worse, best = 0, float("inf")
@@ -200,23 +200,27 @@ def best_share(look_at: Callable[[float], Look]) -> tuple[Look, ...]:
         best, worse = (found[share].objective, 0) if is_better else (best, worse + 1)
         if worse == WORSE:
             break
-    while len(found) < LOOKS and (share := _lowest_between(found)) is not None:
+    while len(found) < LOOKS and (share := _next_share(found)) is not None:
         found[share] = look_at(share)
     return tuple(found[share] for share in sorted(found, reverse=True))
 
 
-def _lowest_between(found: Mapping[float, Look]) -> float | None:
-    """Return the lowest point of the parabola around the best share, if a look at it is worth its cost."""
+def _next_share(found: Mapping[float, Look]) -> float | None:
+    """Return where to look next around the best share, or ``None`` where no look promises to gain much.
+
+    That is the lowest point of the parabola through it and its neighbours; where the parabola has its lowest point
+    there already and the neighbours are far, halfway to the better of them.
+    """
     shares = sorted(found)
-    best = min(shares, key=lambda share: (found[share].objective, -share))
-    first = min(max(0, shares.index(best) - 1), len(shares) - 3)
-    a, b, c = shares[first : first + 3]
-    slope = (found[b].objective - found[a].objective) / (b - a)
-    bend = ((found[c].objective - found[b].objective) / (c - b) - slope) / (c - a)
-    if not bend > 0:
-        return None
-    lowest = min(max((a + b) / 2 - slope / (2 * bend), a), c)
-    promised = found[a].objective + (lowest - a) * (slope + bend * (lowest - b))
-    if found[best].objective - promised <= FINE * abs(found[best].objective):
-        return None
-    return None if min(abs(lowest - share) for share in shares) < NEAR else lowest
+    worth = {share: look.objective for share, look in found.items()}
+    best = min(shares, key=lambda share: (worth[share], -share))
+    a, b, c = shares[(first := min(max(0, shares.index(best) - 1), len(shares) - 3)) : first + 3]
+    slope = (worth[b] - worth[a]) / (b - a)
+    bend = ((worth[c] - worth[b]) / (c - b) - slope) / (c - a)
+    if bend > 0:
+        lowest = min(max((a + b) / 2 - slope / (2 * bend), a), c)
+        promised = worth[best] - worth[a] - (lowest - a) * (slope + bend * (lowest - b))
+        if promised > FINE * abs(worth[best]) and min(abs(lowest - share) for share in shares) >= NEAR:
+            return lowest
+    better = min((a, c), key=lambda share: worth[share])
+    return (best + better) / 2 if best == b and abs(best - better) > FAR else None
