@@ -106,7 +106,7 @@ class ProtectedGuard(Guard):
     >>> guard = anchorhold.protect(model, tokenizer)
     >>> guard.attach(optimizer)
     >>> train(model, optimizer)
-    >>> print(guard.finish())
+    >>> print(guard.finish(held_out))  # some batches of the new
     """
 
     plan: Plan
