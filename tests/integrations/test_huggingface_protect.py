@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
-from anchorhold.errors import ConfigurationError, StateError
+from anchorhold.errors import BatchError, ConfigurationError, StateError
 from anchorhold.integrations.huggingface import ProtectCallback
 from tests.integrations import tiny
 from tests.protection import language
@@ -222,6 +222,8 @@ def test_new_batches_may_be_given(tmp_path):
     assert callback.report.weighed.source == "finish_new" and callback.report.weighed.samples == 4
     with pytest.raises(ConfigurationError, match=r"New batches of type list and share=0\.5 .* give one of both"):
         ProtectCallback(TOKENIZER, finish_new=batches, finish_share=0.5)
+    with pytest.raises(BatchError, match="expected an iterable of batches"):
+        ProtectCallback(TOKENIZER, finish_new=batches[0])
 
 
 class Stream(torch.utils.data.IterableDataset):

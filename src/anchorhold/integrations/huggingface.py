@@ -315,8 +315,8 @@ class ProtectCallback(AnchorholdCallback):
         super().__init__(self._protected, consolidate_at_end=False, stop_at=stop_at, best_within=best_within)
         self._given = given
         self._options = options
-        self._finish = {"share": finish_share, "tolerance": finish_tolerance}
-        self._new = finish_new
+        self._share, self._tolerance = finish_share, finish_tolerance
+        self._new = None if finish_new is None else check_batches(finish_new)
         self._tokenizer: Any = None
         self._is_finished = False
         self._checkpoint: tuple[Path, dict[str, Any]] | None = None
@@ -358,8 +358,8 @@ class ProtectCallback(AnchorholdCallback):
 
     def _finished(self, guard: ProtectedGuard, kwargs: Mapping[str, Any]) -> Report:
         """Finish as was asked for, or by new batches, or, where there are none, without an average."""
-        if any(each is not None for each in self._finish.values()):
-            return guard.finish(**self._finish)
+        if self._share is not None or self._tolerance is not None:
+            return guard.finish(share=self._share, tolerance=self._tolerance)
         reasons = []
         for source, batches in self._new_batches(kwargs):
             try:

@@ -15,6 +15,7 @@ from anchorhold.engine.batches import Forward
 from anchorhold.errors import ConfigurationError, OrderError, StateError, StoreError
 from anchorhold.forms import form as form_by_name
 from anchorhold.guard import Guard
+from anchorhold.guard.retention.evaluate import look
 from anchorhold.guard.rollback.averaged_adapters import AveragedAdapters
 from anchorhold.guard.rollback.averaging import checked_way, move_to
 from anchorhold.guard.rollback.weight_average import refuse_between_averages
@@ -131,7 +132,7 @@ class ProtectedGuard(Guard):
 
         With batches of the new, the share of what was learned is the one at which new loss + κ·KL is least: the loss of
         these batches, and what is lost of the samples that were kept aside, at the guard's exchange rate κ; 1 where it
-        has a plain strength. Some three to eight shares are measured. Where all of what was learned is worth most, no
+        has a plain strength. Three to nine shares are measured. Where all of what was learned is worth most, no
         weight moves. Without batches, a share or a tolerance nothing is averaged, since what that costs is not known.
 
         Args:
@@ -210,7 +211,7 @@ class ProtectedGuard(Guard):
         def look_at(share: float) -> Look:
             if share < 1:
                 move_to(core.state, held, own, share, adapters.between(own, share))
-            loss, kl = batches.loss(), self.retention().kl
+            loss, kl = batches.loss(), look(core).kl
             return Look(share, loss, kl, loss + rate * kl)
 
         try:

@@ -200,8 +200,8 @@ def best_share(look_at: Callable[[float], Look]) -> tuple[Look, ...]:
         best, worse = (found[share].objective, 0) if is_better else (best, worse + 1)
         if worse == WORSE:
             break
-    while len(found) < LOOKS and (share := _next_share(found)) is not None:
-        found[share] = look_at(share)
+    while len(found) < LOOKS and (further := _next_share(found)) is not None:
+        found[further] = look_at(further)
     return tuple(found[share] for share in sorted(found, reverse=True))
 
 
