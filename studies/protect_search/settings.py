@@ -15,6 +15,9 @@ REGIME_OF: dict[Weights, str] = {"lora": "lora", "all": "hard"}
 AVERAGES = (1.0, 0.9, 0.8, 0.6)
 """How much of what was learned is left, of which a hand chooses too."""
 
+GIVEN_BACK = 0.5
+"""The part of what was lost that ``finish()`` gave back when these were run; it averages nothing by itself now."""
+
 
 @dataclass(frozen=True)
 class Setting:

@@ -1,4 +1,4 @@
-"""Trainings under ``protect()``: what each gains and loses, at several averages and by ``finish()``.
+"""Trainings under ``protect()``: what each gains and loses, at several averages and with half of the loss given back.
 
 The model is protected once, with no option. For each setting the guard and the weights are put back to what they were
 then, and the exchange rate and the share of distillation are set anew: what was written and measured is the same.
@@ -25,7 +25,7 @@ from studies.pretrained.recipes import Recipe
 from studies.pretrained.texts import KEPT
 from studies.pretrained.tokens import Rows, Tokens
 from studies.pretrained.training import OWN_TEXT, Learner, rows_of, steps_of, teach, to_train
-from studies.protect_search.settings import AVERAGES, DEFAULT, Run
+from studies.protect_search.settings import AVERAGES, DEFAULT, GIVEN_BACK, Run
 
 JUDGED = 128
 """Rows of own text by which a setting is chosen, and as many others by which it is judged."""
@@ -141,7 +141,7 @@ def search(
             save_folder(subject, keep)
         took = time.perf_counter() - began
         ends = {str(share): _ends(learner, texts, before) for share in _averages(guard, trained)}
-        report = guard.finish()
+        report = guard.finish(tolerance=GIVEN_BACK * guard.retention().kl)
         ends["finish"] = _ends(learner, texts, before)
         assert report.lost is not None
         assert report.lost_before is not None

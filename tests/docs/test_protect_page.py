@@ -2,8 +2,9 @@
 
 import pytest
 
+from anchorhold.integrations.huggingface import NEW_SAMPLES
 from anchorhold.protection import Protection
-from anchorhold.protection import guard as ended
+from anchorhold.retention.kept_set import SAMPLES
 from tests.docs.pages import page, run_page
 
 
@@ -11,7 +12,11 @@ from tests.docs.pages import page, run_page
 def test_the_page_runs(capsys):
     scope = run_page("guides/protect.md")
     told = capsys.readouterr()
-    assert "training lost" in told.out and "Plan of protect()" in told.err
+    assert (
+        "training lost" in told.out
+        and "new loss a sample + what is lost: " in told.out
+        and "Plan of protect()" in told.err
+    )
     assert scope["guard"].report is scope["report"]
 
 
@@ -21,5 +26,5 @@ def test_the_page_has_the_defaults():
     assert settings.share == 1 / 8 and "**An eighth of each step distils.**" in text
     assert f"the first {settings.measured} of the others" in text
     assert f"Time to measure: {settings.seconds:g} seconds" in text
-    assert ended.GIVEN_BACK == 0.5 and f"less than {ended.LITTLE:g} nats" in text
+    assert f"reads the first {SAMPLES} samples, the callback {NEW_SAMPLES}" in text
     assert settings.exchange_rate == 1 and "an exchange rate of 1" in text

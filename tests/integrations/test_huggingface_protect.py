@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
-from anchorhold.errors import ConfigurationError, StateError
+from anchorhold.errors import BatchError, ConfigurationError, StateError
 from anchorhold.integrations.huggingface import ProtectCallback
 from tests.integrations import tiny
 from tests.protection import language
@@ -52,7 +52,9 @@ def test_it_goes_on_from_a_checkpoint_as_if_it_had_not_been_stopped(tmp_path, ad
     whole = model()
     trainer, callback = train(tmp_path / "whole", whole, **options)
     report = callback.report
-    assert 0 < report.share < 1 and report.lost.kl <= 0.5 * report.lost_before.kl
+    weighed = report.weighed
+    assert weighed.source == "the Trainer's training data" and weighed.samples == len(ROWS)
+    assert report.lost.kl == pytest.approx(weighed.best.kl) and report.share == weighed.best.share
     logged = [line for line in trainer.state.log_history if "anchorhold/kl" in line]
     assert logged and all(line["anchorhold/distillation"] > 0 for line in logged[1:])
 
@@ -158,7 +160,7 @@ def test_an_adapter_of_a_base_in_four_bits(tmp_path):
     _, callback = train(tmp_path, model, learning_rate=5e-2)
     assert callback.guard.options.space == "merged" and callback.report.form == "kronecker"
     assert any("q_proj" in name and omega.any() for name, omega in callback.guard.importance.items())
-    assert callback.report.lost.kl <= 0.5 * callback.report.lost_before.kl
+    assert callback.report.weighed.samples == len(ROWS)
     assert all(torch.equal(p, base[name]) for name, p in model.named_parameters() if name in base)
 
 
@@ -176,8 +178,89 @@ def test_trl_makes_the_adapter_and_packs_the_rows(tmp_path, packing):
     )
     trainer.train()
     assert callback.guard.options.space == "merged"
-    assert callback.report.lost.kl <= 0.5 * callback.report.lost_before.kl
+    found = callback.report.weighed
+    assert found.samples == len(trainer.train_dataset) and found.per == "token"
     assert any("anchorhold/kl" in line for line in trainer.state.log_history)
+
+
+@torch.no_grad()
+def loss_of(model, rows):
+    return language.loss(model, torch.stack([row["input_ids"] for row in rows]))
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_it_is_weighed_by_the_evaluation_data_or_else_by_the_training_data(tmp_path, evaluated):
+    held_out = [{"input_ids": row, "labels": row} for row in language.OLD]
+    learned, model = language.taught(), language.taught()
+    options = {"eval_strategy": "steps", "eval_steps": 4} if evaluated else {}
+    for each, callback in (
+        (learned, ProtectCallback(TOKENIZER, finish_share=1, **language.FEW)),
+        (model, ProtectCallback(TOKENIZER, **language.FEW)),
+    ):
+        args = arguments(tmp_path, save_strategy="no", **options)
+        Trainer(each, args, train_dataset=ROWS, eval_dataset=held_out, callbacks=[callback]).train()
+    found = callback.report.weighed
+    assert found.source == f"the Trainer's {'evaluation' if evaluated else 'training'} data"
+    rows = held_out if evaluated else ROWS
+    assert found.samples == len(rows) and found.start.new == pytest.approx(loss_of(learned, rows), rel=1e-4)
+    assert found.best.new == pytest.approx(loss_of(model, rows), rel=1e-4)
+    assert found.source in str(callback.report)
+
+
+def test_no_more_than_a_few_samples_of_much_data_are_read(tmp_path):
+    rows = [{"input_ids": row, "labels": row} for row in language.NEW] * 50
+    callback = ProtectCallback(TOKENIZER, **language.FEW)
+    args = arguments(tmp_path, save_strategy="no")
+    Trainer(language.taught(), args, train_dataset=rows, callbacks=[callback]).train()
+    assert callback.report.weighed.samples == 64
+
+
+def test_new_batches_may_be_given(tmp_path):
+    batches = [{"input_ids": language.NEW, "labels": language.NEW}]
+    callback = ProtectCallback(TOKENIZER, finish_new=batches, **language.FEW)
+    train(tmp_path, language.taught(), callback, save_strategy="no")
+    assert callback.report.weighed.source == "finish_new" and callback.report.weighed.samples == 4
+    with pytest.raises(ConfigurationError, match=r"New batches of type list and share=0\.5 .* give one of both"):
+        ProtectCallback(TOKENIZER, finish_new=batches, finish_share=0.5)
+    with pytest.raises(BatchError, match="expected an iterable of batches"):
+        ProtectCallback(TOKENIZER, finish_new=batches[0])
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from ROWS * 4
+
+
+def without_labels(rows):
+    return {"input_ids": torch.stack([row["input_ids"] for row in rows])}
+
+
+class OwnLoss(Trainer):
+    """Trains by a loss of its own, as trainers of preferences do."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return model(input_ids=inputs["input_ids"], labels=inputs["input_ids"]).loss
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "collator", "why"),
+    [
+        (Trainer, Stream(), None, "training data: Stream is a stream, which is read only once"),
+        (OwnLoss, ROWS, without_labels, "training data: Its batches have no labels, so that the loss that was trained"),
+    ],
+    ids=["a stream", "no labels"],
+)
+def test_where_nothing_can_be_weighed_nothing_is_averaged_and_that_is_told(tmp_path, kind, data, collator, why):
+    model, callback = language.taught(), ProtectCallback(TOKENIZER, **language.FEW)
+    args = arguments(tmp_path, save_strategy="no", remove_unused_columns=False)
+    trainer = kind(model, args, train_dataset=data, data_collator=collator, callbacks=[callback])
+    with pytest.warns(UserWarning, match="Nothing was averaged") as told:
+        trainer.train()
+    (message,) = [str(each.message) for each in told if "Nothing was averaged" in str(each.message)]
+    assert why in message and "ProtectCallback(finish_new=batches)" in message
+    assert callback.report.share == 1 and callback.report.weighed is None
+    # The same guard weighs afterwards.
+    assert callback.guard.finish([{"input_ids": language.NEW}]).weighed is not None
 
 
 def test_another_training_protects_what_was_learned_in_the_first(tmp_path):

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from anchorhold.integrations.loader_samples import first_batches
+from anchorhold.errors import BatchError
+from anchorhold.integrations.loader_samples import first_batches, spread_batches
 
 
 class Rows(Dataset):
@@ -83,3 +84,34 @@ class Refusing(Dataset):
 )
 def test_where_nothing_can_be_known(loader):
     assert first_batches(loader, 2) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_spread_over_the_data_in_batches_of_the_loaders_size(workers):
+    data, collator = Rows(), Collator()
+    loader = DataLoader(data, batch_size=2, shuffle=True, num_workers=workers, collate_fn=collator)
+    state, own = torch.get_rng_state(), collator.generator.get_state()
+    assert [batch[0].flatten().tolist() for batch in spread_batches(loader, 3)] == [[0.0, 2.0], [4.0]]
+    assert [batch[0].flatten().tolist() for batch in spread_batches(loader, 64)] == [[0, 1], [2, 3], [4, 5]]
+    assert torch.equal(torch.get_rng_state(), state) and torch.equal(collator.generator.get_state(), own)
+    whole = [torch.full((4, 1), float(number)) for number in range(40)]
+    found = spread_batches(DataLoader(whole, batch_size=None), 16)
+    assert [float(batch[0, 0]) for batch in found] == [0.0, 20.0]
+
+
+def test_what_cannot_be_read_is_told():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield torch.ones(1)
+
+    class Broken(Rows):
+        def __getitem__(self, index):
+            raise OSError("the file is gone")
+
+    with pytest.raises(BatchError, match="Stream is a stream"):
+        spread_batches(DataLoader(Stream(), batch_size=2), 4)
+    with pytest.raises(BatchError, match="list is no DataLoader"):
+        spread_batches([torch.ones(2)], 4)
+    with pytest.raises(BatchError, match="OSError: the file is gone"):
+        spread_batches(DataLoader(Broken(), batch_size=2), 4)
+    assert spread_batches(DataLoader([], batch_size=2), 4) == []

@@ -52,7 +52,7 @@ def test_it_is_what_one_would_have_written_by_hand():
     for one, another in zip(model.parameters(), by_hand.parameters(), strict=True):
         assert torch.equal(one, another)
     before = other.retention()["aside"].kl
-    report = guard.finish()
+    report = guard.finish(tolerance=before / 2)
     other.pull_back(before / 2)
     for one, another in zip(model.parameters(), by_hand.parameters(), strict=True):
         assert torch.equal(one, another)
@@ -102,18 +102,10 @@ def test_other_kept_sets_count_too():
     guard = protected(model)
     guard.keep([{"input_ids": language.NEW}], "new")  # which changes most
     trained(model, guard)
-    report = guard.finish()
-    assert report.lost_before.name == report.lost.name == "new"
-    assert report.lost.kl <= 0.5 * report.lost_before.kl
-
-
-def test_little_that_was_lost_is_not_worth_averaging():
-    model = language.taught()
-    guard = protected(model)
-    with torch.no_grad():
-        next(model.parameters()).add_(1e-5)
-    assert guard.retention().kl < 1e-3
-    assert guard.finish().share == 1
+    lost = guard.retention().kl
+    report = guard.finish(tolerance=lost / 2)
+    assert report.lost_before.name == report.lost.name == "new" and report.lost_before.kl == lost
+    assert report.lost.kl <= lost / 2
 
 
 def test_finishing_ends_once_and_lets_go_of_the_optimizer():
@@ -157,7 +149,7 @@ def test_an_adapter_is_held_by_its_merged_weights():
     assert all(name.endswith("base_layer.weight") for name in guard.importance)
     trained(model, guard)
     b = {name: p.detach().clone() for name, p in model.named_parameters() if "lora_B" in name}
-    report = guard.finish()
+    report = guard.finish(share=0.8)
     assert report.lost.kl < report.lost_before.kl
     for name, p in model.named_parameters():
         if "lora_B" in name:
@@ -192,7 +184,7 @@ def test_each_part_can_be_left_out():
     assert holding.options.holds == () and all(omega.any() for omega in holding.importance.values())
     for guard in (distilling, holding):
         trained(guard.model, guard, 10)
-        assert guard.finish().lost.kl < guard.report.lost_before.kl
+        assert guard.finish(share=0.8).lost.kl < guard.report.lost_before.kl
     assert protected(language.taught(), form="diagonal").options.form.name == "diagonal"
     some = protected(language.taught(), protect="*mlp*")
     assert all("mlp" in name for name in some.parameters)
@@ -247,7 +239,7 @@ def test_old_data_takes_the_place_of_own_text():
     assert sum(len(batch["input_ids"]) for batch in guard.samples.aside) == 4  # every eighth of 32
     assert all(torch.equal(omega, same.importance[name]) for name, omega in guard.importance.items())
     trained(model, guard)
-    assert guard.finish().lost.kl < guard.report.lost_before.kl
+    assert guard.finish(share=0.8).lost.kl < guard.report.lost_before.kl
 
 
 def test_packed_rows_count_their_documents():

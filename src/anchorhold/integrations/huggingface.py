@@ -6,15 +6,26 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from anchorhold.engine.batches import Forward
-from anchorhold.errors import AnchorholdWarning, ConfigurationError, MissingExtraError, StateError
+from anchorhold.engine.batches import Forward, check_batches
+from anchorhold.errors import (
+    AnchorholdError,
+    AnchorholdWarning,
+    BatchError,
+    ConfigurationError,
+    MissingExtraError,
+    StateError,
+    warn,
+)
 from anchorhold.guard import Guard
 from anchorhold.guard.distributed.ranks import Ranks
 from anchorhold.guard.measurement import REHEARSED
@@ -37,7 +48,7 @@ from anchorhold.integrations.callbacks import (
     statistics,
 )
 from anchorhold.integrations.huggingface_steps import SeenSteps, check_steps_are_seen
-from anchorhold.integrations.loader_samples import first_batches
+from anchorhold.integrations.loader_samples import first_batches, spread_batches
 from anchorhold.protection import ProtectedGuard, Protection, Report, protect, resume_protection
 from anchorhold.protection.guard import PROTECTION_FILE, write_protection
 from anchorhold.seeding import undisturbed
@@ -265,8 +276,13 @@ class ProtectCallback(AnchorholdCallback):
     """Protect what a model knows while a Trainer teaches it something new, by :func:`anchorhold.protect`.
 
     When training begins it writes the model's own text, measures, and attaches the guard; when training ends it
-    averages the weights and reports, as :meth:`anchorhold.protection.ProtectedGuard.finish` does. Own text and the
-    guard's state are in each of the Trainer's checkpoints, so that training resumes without writing or measuring.
+    averages the weights as far as that pays and reports, as :meth:`anchorhold.protection.ProtectedGuard.finish` does by
+    new batches. Own text and the guard's state are in each of the Trainer's checkpoints, so that training resumes
+    without writing or measuring.
+
+    New batches are 64 samples of the data that the Trainer evaluated on, or else of its training data, spread evenly
+    and collated as it does. The Trainer tells a callback of evaluation data once it has evaluated on it. Where the
+    samples cannot be read, or have no labels, nothing is averaged, and a warning says why.
 
     >>> Trainer(model, args, train_dataset=..., callbacks=[ProtectCallback(tokenizer)])
 
@@ -275,6 +291,7 @@ class ProtectCallback(AnchorholdCallback):
 
     Args:
         given: the tokenizer, by default the Trainer's ``processing_class``; or batches of old data.
+        finish_new: batches of what was newly learned to weigh by, in the place of the Trainer's.
         finish_share: how much of what was learned the weights keep, as ``share`` of
             :meth:`~anchorhold.protection.ProtectedGuard.finish`; 1 averages nothing.
         finish_tolerance: how much may be lost at the end, as ``tolerance`` there.
@@ -286,6 +303,7 @@ class ProtectCallback(AnchorholdCallback):
         self,
         given: Any = None,
         *,
+        finish_new: Iterable[Any] | None = None,
         finish_share: float | None = None,
         finish_tolerance: float | None = None,
         stop_at: float | None = None,
@@ -293,11 +311,12 @@ class ProtectCallback(AnchorholdCallback):
         **options: Any,
     ) -> None:
         Protection.of(options)  # what is wrong with them is told before the Trainer begins
-        ProtectedGuard.check_finish(finish_share, finish_tolerance)
+        ProtectedGuard.check_finish(finish_share, finish_tolerance, finish_new)
         super().__init__(self._protected, consolidate_at_end=False, stop_at=stop_at, best_within=best_within)
         self._given = given
         self._options = options
-        self._finish = {"share": finish_share, "tolerance": finish_tolerance}
+        self._share, self._tolerance = finish_share, finish_tolerance
+        self._new = None if finish_new is None else check_batches(finish_new)
         self._tokenizer: Any = None
         self._is_finished = False
         self._checkpoint: tuple[Path, dict[str, Any]] | None = None
@@ -332,10 +351,42 @@ class ProtectCallback(AnchorholdCallback):
         guard = self.guard
         assert isinstance(guard, ProtectedGuard)
         if guard.has_moved:
-            report = guard.finish(**self._finish)
+            report = self._finished(guard, kwargs)
             self._is_finished = True
             if state.is_world_process_zero and self._options.get("progress", True) is True:
                 print(report, file=sys.stderr, flush=True)
+
+    def _finished(self, guard: ProtectedGuard, kwargs: Mapping[str, Any]) -> Report:
+        """Finish as was asked for, or by new batches, or, where there are none, without an average."""
+        if self._share is not None or self._tolerance is not None:
+            return guard.finish(share=self._share, tolerance=self._tolerance)
+        reasons = []
+        for source, batches in self._new_batches(kwargs):
+            try:
+                guard.finish(_with_labels(batches()))
+            except (AnchorholdError, torch.OutOfMemoryError) as error:
+                reasons.append(f"{source}: {error}")
+                continue
+            assert guard.report.weighed is not None
+            guard.report = replace(guard.report, weighed=replace(guard.report.weighed, source=source))
+            return guard.report
+        warn(
+            "Nothing was averaged at the end of training, since what that costs of the new could not be measured. "
+            f"{' '.join(reasons)} Give new batches: ProtectCallback(finish_new=batches), or call "
+            "callback.guard.finish(batches) now."
+        )
+        return guard.finish()
+
+    def _new_batches(self, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], Iterable[Any]]]]:
+        """Yield where new batches may come from, in words, and what reads them; the best first."""
+        if self._new is not None:
+            given = self._new
+            yield "finish_new", lambda: given
+            return
+        for kind in ("evaluation", "training"):
+            loader = kwargs.get("eval_dataloader" if kind == "evaluation" else "train_dataloader")
+            if loader is not None:
+                yield f"the Trainer's {kind} data", partial(spread_batches, loader, NEW_SAMPLES)
 
     def _protected(self, model: nn.Module) -> Guard:
         given = self._given
@@ -348,6 +399,18 @@ class ProtectCallback(AnchorholdCallback):
             return protect(model, given, **self._options)
 
 
+def _with_labels(batches: Iterable[Any]) -> Iterable[Any]:
+    """Return batches as they are, or refuse some whose loss is the trainer's own, which is not known."""
+    found = list(check_batches(batches))
+    if any(isinstance(each, Mapping) and each.get("labels") is None for each in found):
+        raise BatchError(
+            "Its batches have no labels, so that the loss that was trained, as of preferences or rewards, is not known."
+        )
+    return found
+
+
+NEW_SAMPLES = 64
+"""How many samples of the Trainer's data averaging is weighed by."""
 _PROTECTING = (
     "This was the beginning of train(): ProtectCallback protects the model before its first step, and nothing was "
     "trained."

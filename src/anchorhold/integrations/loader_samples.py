@@ -3,13 +3,14 @@
 import contextlib
 import copy
 import random
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from anchorhold.errors import BatchError
 from anchorhold.seeding import undisturbed
 
 
@@ -29,19 +30,44 @@ def first_batches(loader: Any, count: int) -> list[Any]:
     try:
         usual = getattr(loader.batch_sampler, "batch_size", None) or count
         places = range(min(max(count, usual), len(cast("Sized", loader.dataset))) if batched else 1)
-        reader: DataLoader[Any] = DataLoader(
-            loader.dataset,
-            sampler=list(places),
-            batch_size=len(places) if batched else None,
-            collate_fn=_Collator(loader.collate_fn),
-            num_workers=min(1, loader.num_workers),
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-        )
-        with undisturbed(), _generators_kept(loader.collate_fn):
-            return list(reader)
+        return _read(loader, places, len(places))
     except Exception:  # noqa: BLE001 (whatever a data set or a collator says that cannot do with these)
         return []
+
+
+def spread_batches(loader: Any, count: int) -> list[Any]:
+    """Return about as many samples of a loader, evenly spread over its data, in batches of the loader's own size.
+
+    Raise BatchError, with the reason, where they cannot be read beside it.
+    """
+    if not isinstance(loader, DataLoader):
+        raise BatchError(f"{type(loader).__name__} is no DataLoader, whose samples could be read beside it.")
+    if isinstance(loader.dataset, IterableDataset):
+        raise BatchError(f"{type(loader.dataset).__name__} is a stream, which is read only once.")
+    try:
+        every = len(cast("Sized", loader.dataset))
+        usual = getattr(loader.batch_sampler, "batch_size", None) or 1
+        # Where batches are in the data set as they are, each is a place.
+        wanted = min(every, count if loader.batch_sampler is not None else max(1, count // 8))
+        return _read(loader, [number * every // wanted for number in range(wanted)], usual)
+    except Exception as error:
+        raise BatchError(f"{type(error).__name__}: {error}") from error
+
+
+def _read(loader: "DataLoader[Any]", places: Sequence[int], size: int) -> list[Any]:
+    """Return batches of some samples, read beside the loader."""
+    batched = loader.batch_sampler is not None
+    reader: DataLoader[Any] = DataLoader(
+        loader.dataset,
+        sampler=list(places),
+        batch_size=size if batched else None,
+        collate_fn=_Collator(loader.collate_fn),
+        num_workers=min(1, loader.num_workers),
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+    )
+    with undisturbed(), _generators_kept(loader.collate_fn):
+        return list(reader)
 
 
 class _Collator:

@@ -5,5 +5,17 @@ from anchorhold.protection.in_one_call import plan, protect, resume_protection
 from anchorhold.protection.planning import Plan
 from anchorhold.protection.samples import Samples
 from anchorhold.protection.settings import Protection
+from anchorhold.protection.weighing import Look, Weighed
 
-__all__ = ["Plan", "ProtectedGuard", "Protection", "Report", "Samples", "plan", "protect", "resume_protection"]
+__all__ = [
+    "Look",
+    "Plan",
+    "ProtectedGuard",
+    "Protection",
+    "Report",
+    "Samples",
+    "Weighed",
+    "plan",
+    "protect",
+    "resume_protection",
+]

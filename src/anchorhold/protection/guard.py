@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from anchorhold.engine.batches import Forward
 from anchorhold.errors import ConfigurationError, OrderError, StateError, StoreError
 from anchorhold.forms import form as form_by_name
 from anchorhold.guard import Guard
+from anchorhold.guard.retention.evaluate import look
+from anchorhold.guard.rollback.averaged_adapters import AveragedAdapters
+from anchorhold.guard.rollback.averaging import checked_way, move_to
+from anchorhold.guard.rollback.weight_average import refuse_between_averages
 from anchorhold.holds import Distillation
 from anchorhold.holds.of_batches.old_model import OldModel
 from anchorhold.measures import Measure
@@ -22,6 +27,7 @@ from anchorhold.own_text.text_folder import pieces_of, tensors_of
 from anchorhold.protection.planning import Plan, in_seconds
 from anchorhold.protection.samples import MOST_ASIDE, Samples
 from anchorhold.protection.settings import Protection
+from anchorhold.protection.weighing import Look, NewBatches, Weighed, best_share
 from anchorhold.retention import SetRetention
 from anchorhold.retention.controller import checked_nats
 from anchorhold.settings import checked_share, written
@@ -30,10 +36,6 @@ from anchorhold.whole_files import read_tensors, sealed, unsealed, write_tensors
 
 ASIDE = "old samples"
 """The name of the set that is kept aside."""
-GIVEN_BACK = 0.5
-"""The part of what is lost that averaging gives back where nothing else is asked for."""
-LITTLE = 1e-3
-"""Nats a token or sample that are not worth averaging for."""
 _PLANNED = ("weights", "kept", "measuring", "seconds_measuring", "seconds_writing", "exchange_rate", "share", "source")
 GUARD_FILE = "anchorhold.safetensors"
 PROTECTION_FILE = "anchorhold-protection.safetensors"
@@ -65,6 +67,8 @@ class Report:
     """What is lost of it now."""
     predicted: float | None = None
     """What the importance predicts to second order for the end of training, in nats a token or sample."""
+    weighed: Weighed | None = None
+    """What averaging gives back against what it costs of the new, where new batches were given."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
@@ -83,6 +87,10 @@ class Report:
             lines.append(f"training lost {_nats(self.lost_before)}{predicted}")
             left = "not averaged" if self.share == 1 else f"averaged, {self.share:.3g} of what was learned is left"
             lines.append(f"{left}: {_nats(self.lost)} lost, {same}")
+            if self.weighed is not None:
+                lines.append(str(self.weighed))
+            elif self.share == 1:
+                lines[-1] += "; finish(new_batches) weighs what averaging gives back against what it costs of the new"
         return "\n".join(lines)
 
 
@@ -99,7 +107,7 @@ class ProtectedGuard(Guard):
     >>> guard = anchorhold.protect(model, tokenizer)
     >>> guard.attach(optimizer)
     >>> train(model, optimizer)
-    >>> print(guard.finish())
+    >>> print(guard.finish(held_out))  # some batches of the new
     """
 
     plan: Plan
@@ -108,67 +116,122 @@ class ProtectedGuard(Guard):
     """What it came to so far."""
     samples: Samples
     """The old samples: measured on, distilled, and kept aside."""
+    forward: Forward | None = None
+    """How the model is called with old samples, where that was said."""
     _ended_at: int | None = None
 
-    def finish(self, *, share: float | None = None, tolerance: float | None = None) -> Report:
-        """End training: move the weights back by a share of what was learned, stop holding, and report.
+    def finish(
+        self,
+        new: Any = None,
+        *,
+        share: float | None = None,
+        tolerance: float | None = None,
+        forward: Forward | None = None,
+    ) -> Report:
+        """End training: average the weights with those from before as far as that pays, stop holding, and report.
 
-        The share is the largest at which the samples that were kept aside have lost no more than half of what training
-        lost of them. In the studies, half of the loss cost some 5 % of the gain.
+        With batches of the new, the share of what was learned is the one at which new loss + κ·KL is least: the loss of
+        these batches, and what is lost of the samples that were kept aside, at the guard's exchange rate κ; 1 where it
+        has a plain strength. Three to nine shares are measured. Where all of what was learned is worth most, no
+        weight moves. Without batches, a share or a tolerance nothing is averaged, since what that costs is not known.
 
         Args:
+            new: batches of what was newly learned, with labels, as for :meth:`anchorhold.Guard.consolidate`; held-out
+                ones are best. A language model takes rows of tokens too. The first 500 samples are read.
             share: how much of what was learned is left, in the place of that: 1 averages nothing.
-            tolerance: the most that may be lost, in nats a token or sample, in the place of half.
+            tolerance: the most that may be lost, in nats a token or sample, in the place of both.
+            forward: how the model is called with new batches; by default as :func:`anchorhold.protect` was told.
 
         Returns:
             The report, which is :attr:`report` too.
 
         Raise :class:`~anchorhold.errors.OrderError` if no weight has moved since the model was protected, and
-        :class:`~anchorhold.errors.ConfigurationError` for both a share and a tolerance.
+        :class:`~anchorhold.errors.ConfigurationError` for two of batches, a share and a tolerance. If anything goes
+        wrong, the weights are where they were. A finish that averaged nothing may be followed by one that weighs.
         """
-        given, allowed = self.check_finish(share, tolerance)
-        if not self.has_moved:
+        given, allowed = self.check_finish(share, tolerance, new)
+        says_how = not (new is share is tolerance is None)
+        if not (self.has_moved or (says_how and self.report.share == 1 and self._is_away)):
             raise OrderError(
                 "finish() was called, and no weight has moved since the model was protected, since the last finish() "
                 "or since guard.consolidate(). Call it when training has ended, once; guard.attach(optimizer) comes "
                 "before training."
             )
+        weighed = None if new is None else self._weighed(new, forward or self.forward)
         found = self.retention()
         lost = found.worst  # of the samples kept aside, and of what else guard.keep() was given
-        if given is not None:
+        if weighed is not None:
+            given = weighed.best.share
+        if allowed is not None and lost.kl > allowed:
+            given = self.pull_back(allowed).share
+        elif given is not None and given < 1:
             self.average(given)
-        elif lost.kl <= (LITTLE if allowed is None else allowed):
-            given = 1.0
-        else:
-            given = self.pull_back(GIVEN_BACK * lost.kl if allowed is None else allowed).share
         left = self.retention()[lost.name]
         self.detach()
         self.report = dataclasses.replace(
             self.report,
-            share=given,
+            share=1.0 if given is None else given,
             lost_before=lost,
             lost=left,
             predicted=found.second_order_prediction,
+            weighed=weighed,
         )
         self._ended_at = self._marks()
         return self.report
 
     @staticmethod
-    def check_finish(share: object, tolerance: object) -> tuple[float | None, float | None]:
+    def check_finish(share: object, tolerance: object, new: object = None) -> tuple[float | None, float | None]:
         """Return what :meth:`finish` is given as numbers, or say what is expected of them."""
         if share is not None and tolerance is not None:
             raise ConfigurationError(f"share={share!r} and tolerance={tolerance!r} at the end: give one of both.")
-        expected = "a number from 0 (all is undone) to 1 (nothing is), or None to give back half of what is lost"
+        if new is not None and not share is tolerance is None:
+            named = f"share={share!r}" if tolerance is None else f"tolerance={tolerance!r}"
+            raise ConfigurationError(
+                f"New batches of type {type(new).__name__} and {named} at the end: give one of both. The share that is "
+                "worth most is found by the batches."
+            )
+        expected = "a number from 0 (all is undone) to 1 (nothing is), or None to average nothing or to weigh"
         return (
             None if share is None else checked_share("share", share, expected),
             None if tolerance is None else checked_nats(tolerance),
         )
+
+    @torch.inference_mode(mode=False)
+    @torch.no_grad()
+    def _weighed(self, new: Any, forward: Forward | None) -> Weighed:
+        """Measure what some shares of what was learned are worth; the weights stay where they are."""
+        rate = self.exchange_rate or 1.0
+        core = self._core
+        refuse_between_averages(self._attachment.attached())
+        held = checked_way(core, "finish()")
+        batches = NewBatches(core.runtime.model, new, forward)
+        own: dict[str, Tensor] = {name: parameter.detach().clone() for name, parameter in held.items()}
+        adapters = AveragedAdapters(core, held)
+
+        def look_at(share: float) -> Look:
+            if share < 1:
+                move_to(core.state, held, own, share, adapters.between(own, share))
+            loss, kl = batches.loss(), look(core).kl
+            return Look(share, loss, kl, loss + rate * kl)
+
+        try:
+            with self._attachment.set_aside():
+                looks = best_share(look_at)
+        finally:
+            for name, parameter in held.items():
+                parameter.copy_(own[name])
+        return Weighed(rate, bool(self.exchange_rate), batches.samples, batches.per, looks)
 
     @property
     def has_moved(self) -> bool:
         """Whether a weight has moved since the model was protected, or since the last :meth:`finish`."""
         if self._ended_at is not None:
             return self._marks() != self._ended_at
+        return self._is_away
+
+    @property
+    def _is_away(self) -> bool:
+        """Whether a weight is elsewhere than before training."""
         now, before = self.parameters, self.anchor
         return any(not torch.equal(now[name].detach().to(old), old) for name, old in before.items() if name in now)
 
@@ -206,7 +269,7 @@ def made(model: nn.Module, measure: Measure, plan: Plan, samples: Samples, setti
     given: dict[str, Any] = {"exchange_rate": plan.exchange_rate, "form": plan.form} if plan.exchange_rate else {}
     norms = "freeze" if any(isinstance(module, _BatchNorm) for module in model.modules()) else None
     guard = ProtectedGuard(model, measure, protect=settings.protect, holds=holds, batch_norm=norms, **given)
-    guard.plan, guard.samples = plan, samples
+    guard.plan, guard.samples, guard.forward = plan, samples, settings.forward
     guard.report = Report(
         plan.form.name if plan.exchange_rate else "none",
         plan.exchange_rate,
@@ -291,6 +354,6 @@ def resumed(guard: ProtectedGuard, state: Mapping[str, Any]) -> ProtectedGuard:
     if ASIDE in guard.kept.expected:
         guard.kept.drop(ASIDE)
     with old.in_place(guard.model):
-        guard.keep(guard.samples.aside, ASIDE, samples=MOST_ASIDE)
+        guard.keep(guard.samples.aside, ASIDE, forward=guard.forward, samples=MOST_ASIDE)
     guard.load_state_dict(state)
     return guard

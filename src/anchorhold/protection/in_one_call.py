@@ -57,14 +57,14 @@ def protect(
     >>> guard = anchorhold.protect(model, tokenizer)  # a language model: by text that it writes itself
     >>> guard.attach(optimizer)
     >>> train(model, optimizer)
-    >>> print(guard.finish())
+    >>> print(guard.finish(held_out))  # some batches of the new
 
     A language model writes its own text, an eighth of which is kept aside. The Fisher information is measured on it, in
     the best form that memory and time have room for, and held at an exchange rate of 1: a nat of the old is worth a nat
     of the new. An eighth of each step distils what the model said before. At the end
-    :meth:`~anchorhold.protection.ProtectedGuard.finish` averages the weights with those from before, so far that half
-    of what was lost comes back. Any other model is protected by old data in the place of own text, and so is a language
-    model that batches are given for.
+    :meth:`~anchorhold.protection.ProtectedGuard.finish` averages the weights with those from before as far as that
+    pays: new loss + κ·KL is least there. Any other model is protected by old data in the place of own text, and so is a
+    language model that batches are given for.
 
     What will be done is planned first, with its seconds and bytes, and shown. What cannot be done is refused before
     anything is written.
