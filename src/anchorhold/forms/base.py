@@ -192,8 +192,8 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 class Form(ABC):
     """A form, with its settings."""
 
-    name: ClassVar[str]
-    """The name that it is registered by."""
+    name: ClassVar[str] = ""
+    """The name that it is registered by; empty for one that is not."""
 
     elementwise: ClassVar[bool] = False
     """True if Q acts on each weight by itself, so that weights can be updated in pieces of any size."""

@@ -168,7 +168,7 @@ def costs_of(core: Core, rows: int | None = None) -> Costs:
                 seen.get(block.name),
             )
         )
-    return Costs(tuple(found), form.name, core.state.implicit.value, step_products(core, seen))
+    return Costs(tuple(found), form.name or type(form).__name__, core.state.implicit.value, step_products(core, seen))
 
 
 def _anchor_and_pull(core: Core, form: Form, block: Block, cost: Cost, usual: int) -> tuple[int, int]:

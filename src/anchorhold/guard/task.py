@@ -196,10 +196,9 @@ def _warn_if_counted_twice(core: Core, marks: SampleMarks, forward: Forward | No
     then, now = state.measured_from.tasks[-1], marks.tasks[-1]
     if measure.needs.data and (forward is not before or not now or 2 * len(then & now) < len(now)):
         return  # other samples, or another head, add what they tell of the same model
-    if has_moved(
-        state, {n: at for n, at in core.space.coordinates(core.runtime.parameters).items() if n in state.anchor}
-    ):
-        return
+    here = core.space.coordinates(core.runtime.parameters)
+    if here.keys() - state.anchor.keys() or has_moved(state, here):
+        return  # or something has come that was not there
     warn(
         "consolidate() again, without a step since the last time"
         + (", from the same inputs" if now else "")

@@ -46,6 +46,10 @@ from anchorhold_lab.training.telling.observer import Observer
 from anchorhold_lab.training.telling.progress import Outcome, Progress
 from anchorhold_lab.training.telling.retention import Seen, TaskRetention, noted, strength_of
 
+LEFT_OUT = ("tokens", "weights")
+"""What a run's state has not of its guard's: T, which is 1 of every task here, and the mark of the model's weights,
+which the state has whole. Its digest is that of version 0.1.0."""
+
 
 class Learner:
     """A network, the scenario that it learns, and the measure that protects what it has learned.
@@ -454,7 +458,7 @@ class Learner:
         kept = {name: copied(buffer.state_dict()) for name, buffer in self._buffers.items()}
         return {
             "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},
-            "guard": {key: copied(value) for key, value in self.guard.state_dict().items() if key != "tokens"},
+            "guard": {key: copied(value) for key, value in self.guard.state_dict().items() if key not in LEFT_OUT},
             "dropout": self.dropout.get_state(),
             "matrix": copy.deepcopy(self.outcome.matrix),
             "untrained": list(self.outcome.untrained),
