@@ -54,7 +54,7 @@ def end_task(
     state, ranks, monitors = core.state, core.runtime.ranks, attachment.monitors
     # The model as it is now, and the same run on all ranks.
     ranks.together(lambda: refresh_for(core, "consolidate()"))
-    warn_of_other_weights(core)
+    ranks.together(lambda: warn_of_other_weights(core))
     refuse_unless_same_run(core, {"within": within})
     norms = norms_of_task(core, batches, forward)
     ranks.together(lambda: check_data_for_holds(core, norms.batches))
@@ -70,7 +70,7 @@ def end_task(
     tokens = ranks.together(lambda: bring_to_tokens_of_total(state, of_driver))
     if state.driving.strengths is not None:
         check_coupled(norms.space, state.driving.strengths)
-    _warn_if_counted_twice(core, marks, forward)
+    ranks.together(lambda: _warn_if_counted_twice(core, marks, forward))
 
     # Totals, anchor and linear term. Weights are looked at before anything is gathered from all ranks.
     ranks.together(lambda: _check_weights(core.runtime))
