@@ -11,7 +11,14 @@ from torch.distributed import checkpoint
 
 import anchorhold
 from anchorhold import GuardOptions
-from anchorhold.errors import AnchorholdWarning, ConfigurationError, NotFiniteError, OptimizerError, StateError
+from anchorhold.errors import (
+    AnchorholdWarning,
+    ConfigurationError,
+    NotFiniteError,
+    OptimizerError,
+    OrderError,
+    StateError,
+)
 from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 from tests.guard.test_implicit import dense
 
@@ -460,3 +467,74 @@ def test_a_form_costs_a_kth():
         ).cost()
         costs.append(guard.multiplications)
     assert costs[1] == pytest.approx(costs[0] / 4, abs=3)
+
+
+@pytest.mark.parametrize("call", [lambda guard: guard.average(2.0), lambda guard: guard.pull_back(0.1)])
+def test_a_call_that_is_refused_leaves_weights_and_waiting_steps(call):
+    model = net()
+    guard = held(model, 4)
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+    train(model, optimizer, 3)
+    before, state = weights(model), guard.state_dict()["waiting"]
+    with pytest.raises((ConfigurationError, OrderError)):
+        call(guard)
+    assert all(torch.equal(weights(model)[name], value) for name, value in before.items())
+    assert guard.state_dict()["waiting"] == state
+
+
+def test_microbatches_are_seen_at_weights_that_wait_for_nothing():
+    model = net()
+    guard = consolidated(model, measure=anchorhold.Fisher(labels="true"), strength=C, form="diagonal", pull_every=4)
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+    train(model, optimizer, 6)
+    guard.gradients.microbatches([batch(7), batch(8)])
+    assert "waiting" not in guard.state_dict()
+    guard.consolidate()
+    assert guard.tasks == 2
+
+
+@pytest.mark.parametrize("form", ["diagonal", "kronecker"])
+def test_steps_of_a_layer_that_is_gone_wait_for_nothing(form):
+    model = net()
+    guard = held(model, 4, form)
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+    twin = copy.deepcopy(model)
+    train(model, optimizer, 2)
+    train(twin, torch.optim.SGD(twin.parameters(), lr=0.1), 2)
+    model[2] = nn.Identity()
+    guard.refresh()
+    guard.detach()
+    pull_by_hand(twin, guard, 2 * 0.1 * C)
+    torch.testing.assert_close(model[0].weight, twin[0].weight, rtol=1e-10, atol=1e-10)
+
+
+def test_steps_that_were_held_are_pulled_for_though_nothing_is_held_any_more():
+    model = net()
+    guard = held(model, 4)
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+    twin = copy.deepcopy(model)
+    train(model, optimizer, 2)
+    train(twin, torch.optim.SGD(twin.parameters(), lr=0.1), 2)
+    guard.strength = 0.0
+    guard.detach()
+    pull_by_hand(twin, guard, 2 * 0.1 * C)
+    same(model, twin)
+
+
+def test_parameters_of_an_adapter_that_is_merged_for_now_are_not_moved():
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    model = peft.get_peft_model(net(), peft.LoraConfig(r=2, target_modules=["0"], init_lora_weights=False)).double()
+    guard = anchorhold.Guard(model, "EWC", strength=C, options=GuardOptions(pull_every=4, space="weights"))
+    guard.consolidate([batch(9)])
+    guard.attach(optimizer := torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
+    train(model, optimizer, 3)
+    before = weights(model)
+    model.merge_adapter()
+    for call in (guard.detach, lambda: guard.average(0.5)):
+        with pytest.raises(ConfigurationError, match="is merged into its weight for now"):
+            call()
+    model.unmerge_adapter()
+    for name, value in before.items():
+        torch.testing.assert_close(weights(model)[name], value)
+    guard.detach()

@@ -17,7 +17,15 @@ from anchorhold.adapters.changes import (
 )
 from anchorhold.adapters.delta_weight import DeltaWeight
 from anchorhold.adapters.dora import Dora
-from anchorhold.adapters.finding import ADAPTERS, WORKING, every_adapter, find_adapters, has_adapters, trained_layers
+from anchorhold.adapters.finding import (
+    ADAPTERS,
+    WORKING,
+    every_adapter,
+    find_adapters,
+    has_adapters,
+    refuse_merged_adapters,
+    trained_layers,
+)
 from anchorhold.adapters.lora import Lora
 from anchorhold.adapters.mean_change import Term
 from anchorhold.adapters.twins import TWIN, beside, twin_of
@@ -55,6 +63,7 @@ __all__ = [
     "in_parts",
     "mapped",
     "of_parts",
+    "refuse_merged_adapters",
     "register_adapter",
     "size_of",
     "trained_layers",

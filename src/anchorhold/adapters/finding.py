@@ -92,6 +92,21 @@ def find_adapters(model: nn.Module, protected: Collection[int]) -> dict[str, Ada
     return found
 
 
+def refuse_merged_adapters(model: nn.Module, protected: Collection[int]) -> None:
+    """Refuse to move parameters of adapters that are merged into their weights for now.
+
+    Args:
+        model: the network.
+        protected: the ids of the parameters that are to be moved.
+    """
+    for found in every_adapter(model, protected):
+        if getattr(getattr(found.adapter, "module", None), "merged", False):
+            raise ConfigurationError(
+                f"The adapter of {found.weight!r} is merged into its weight for now: what its parameters are moved to "
+                "would not be what the model computes with. Unmerge it first (model.unmerge_adapter())."
+            )
+
+
 def has_adapters(model: nn.Module, protected: Collection[int]) -> bool:
     """Whether some protected parameter is an adapter's, of a kind that is known or of any of PEFT's."""
     for module in model.modules():

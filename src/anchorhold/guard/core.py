@@ -274,6 +274,28 @@ class TaskState:
         return max(self.steps.values(), default=0)
 
 
+class Measured(NamedTuple):
+    """How a task was measured."""
+
+    tasks: int
+    """How many tasks were consolidated with it."""
+    forward: Callable[..., Any] | None = None
+    """How the model was called, where that was said."""
+    trace: float = 0.0
+    """tr Q of the task."""
+
+    def is_same(self, following: "Measured") -> bool:
+        """Return whether the task that follows seems to be this one again: other labels or heads have another Q."""
+        apart = abs(following.trace - self.trace)
+        return (
+            following.tasks == self.tasks + 1 and following.forward is self.forward and apart <= ALIKE * abs(self.trace)
+        )
+
+
+ALIKE = 0.2
+"""How far apart the traces of two measurements of one task may be: drawn labels differ from one to the other."""
+
+
 @dataclass
 class Runtime:
     """The model and the processes that train it, as they are now, with what was looked up of them. It is not saved."""
@@ -296,8 +318,8 @@ class Runtime:
     """The warnings that the user was given."""
     frozen_statistics: FrozenStatistics = field(default_factory=FrozenStatistics)
     """The batch norms that are kept in eval mode."""
-    forward: Callable[..., Any] | None = None
-    """How the model was called when a task was last measured, where that was said."""
+    last_measured: Measured = field(default_factory=lambda: Measured(0))
+    """How a task was last measured here."""
     marking: SampleMarks | None = None
     """Where samples are noted that are measured from now, while a task ends."""
     rows: dict[str, float] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from anchorhold.guard.anchors import new_anchor, new_linear_term, new_merged_anc
 from anchorhold.guard.arguments.fitting_strengths import check_coupled
 from anchorhold.guard.arguments.strengths import strength_of_rate
 from anchorhold.guard.batch_norm.at_consolidation import TaskNorms, norms_of_task
-from anchorhold.guard.core import Core, GuardState, Runtime
+from anchorhold.guard.core import Core, GuardState, Measured, Runtime
 from anchorhold.guard.ledger import TaskImportance
 from anchorhold.guard.measurement import TaskResult, measure_task, rehearse_task
 from anchorhold.guard.monitor import overriding
@@ -27,13 +27,12 @@ from anchorhold.guard.retention.keep_inputs import warn_if_measured_from
 from anchorhold.guard.rollback.averaging import has_moved
 from anchorhold.guard.stepping.attachment import Attachment
 from anchorhold.guard.task_holds import check_data_for_holds, end_task_of_holds, rehearse_holds
-from anchorhold.guard.weights_mark import warn_of_other_weights
 from anchorhold.holds.base import TaskData, states_kept
 from anchorhold.measures import FineTune
 from anchorhold.retention.kept_set import SampleMarks
 from anchorhold.seeding import undisturbed
 from anchorhold.settings import written
-from anchorhold.tensors.sharding import is_finite, is_sharded
+from anchorhold.tensors.sharding import is_finite, is_sharded, local
 from anchorhold.tensors.summaries import checksum
 
 
@@ -54,7 +53,6 @@ def end_task(
     state, ranks, monitors = core.state, core.runtime.ranks, attachment.monitors
     # The model as it is now, and the same run on all ranks.
     ranks.together(lambda: refresh_for(core, "consolidate()"))
-    ranks.together(lambda: warn_of_other_weights(core))
     refuse_unless_same_run(core, {"within": within})
     norms = norms_of_task(core, batches, forward)
     ranks.together(lambda: check_data_for_holds(core, norms.batches))
@@ -70,7 +68,8 @@ def end_task(
     tokens = ranks.together(lambda: bring_to_tokens_of_total(state, of_driver))
     if state.driving.strengths is not None:
         check_coupled(norms.space, state.driving.strengths)
-    ranks.together(lambda: _warn_if_counted_twice(core, marks, forward))
+    seen = Measured(state.tasks + 1, forward, _trace(of_driver))
+    ranks.together(lambda: _warn_if_counted_twice(core, marks, seen))
 
     # Totals, anchor and linear term. Weights are looked at before anything is gathered from all ranks.
     ranks.together(lambda: _check_weights(core.runtime))
@@ -90,6 +89,7 @@ def end_task(
         end_task_of_holds(core, state.anchor | anchor, totals.get(state.driver), data)
 
     # From here on nothing can go wrong.
+    core.runtime.last_measured = seen
     TaskEnd(results, norms, totals, tokens, anchor, linear_term, merged_anchor).commit(core)
     state.measured_from.take(marks)
     warn_if_measured_from(state, state.kept.values())
@@ -187,14 +187,13 @@ def found_strength(state: GuardState) -> float:
     return strength_of_rate(state.exchange_rate, tokens)
 
 
-def _warn_if_counted_twice(core: Core, marks: SampleMarks, forward: Forward | None) -> None:
+def _warn_if_counted_twice(core: Core, marks: SampleMarks, seen: Measured) -> None:
     """Say so if importance that is added up was measured again, from the same inputs of the same model."""
-    state, measure = core.state, core.state.driving.measure
-    before, core.runtime.forward = core.runtime.forward, forward
+    state, measure, before = core.state, core.state.driving.measure, core.runtime.last_measured
     if core.task.steps or not state.driving.added_to or measure.total != "add" or isinstance(measure, FineTune):
         return
     then, now = state.measured_from.tasks[-1], marks.tasks[-1]
-    if measure.needs.data and (forward is not before or not now or 2 * len(then & now) < len(now)):
+    if measure.needs.data and (not before.is_same(seen) or not now or 2 * len(then & now) < len(now)):
         return  # other samples, or another head, add what they tell of the same model
     here = core.space.coordinates(core.runtime.parameters)
     if here.keys() - state.anchor.keys() or has_moved(state, here):
@@ -205,6 +204,11 @@ def _warn_if_counted_twice(core: Core, marks: SampleMarks, forward: Forward | No
         + ": the same importance is added to the total once more. If that is not meant, call it once a task; what "
         "further samples tell of the same weights comes with those samples."
     )
+
+
+def _trace(found: TaskResult) -> float:
+    """Return tr Q of a task, as far as this process has it."""
+    return sum(float(local(tensor).sum()) for matrix in found.matrices.values() for tensor in [matrix.trace()])
 
 
 def _check_weights(runtime: Runtime) -> None:

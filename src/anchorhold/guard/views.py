@@ -210,6 +210,7 @@ class Gradients:
         """
         core = self._core
         core.runtime.ranks.together(lambda: refresh(core))
+        self._attachment.finish_pulls()  # consolidate() wants the weights that are seen here
         with self._attachment.set_aside(), core.space.put_in_place():
             measure_microbatches(core, self._attachment.monitors, batches, forward)
 

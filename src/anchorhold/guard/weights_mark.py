@@ -1,10 +1,11 @@
 """A mark of the weights that a state in the middle of a task was saved with: a few numbers of a few parameters.
 
-A guard's file has no weights. ``state/schema.py`` writes the mark, and by it the end of a task and a monitor see
-whether the model went on from the weights of then.
+A guard's file has no weights. ``state/schema.py`` writes the mark, and by it ``stepping/watcher.py`` sees before the
+first step after it was loaded whether the model goes on from the weights of then.
 """
 
 import torch
+from torch.optim import Optimizer
 
 from anchorhold.errors import warn
 from anchorhold.guard.core import Core
@@ -15,8 +16,8 @@ PARAMETERS, ELEMENTS = 16, 16
 ALIKE = 1e-5
 """How far weights may be from those of then, by the length of those: an optimizer that keeps its weights in another
 place while they are saved brings them back but for the last digits."""
-ALIKE_ROUNDED = 1e-3
-"""The same of weights in 16 bits."""
+ALIKE_ROUNDED = 4e-3
+"""The same of weights in 16 bits, to which they may have been rounded since."""
 
 Mark = dict[str, list[float]]
 """Elements by parameter."""
@@ -40,9 +41,14 @@ def mark_of(core: Core) -> Mark:
 
 
 @torch.no_grad()
-def warn_of_other_weights(core: Core) -> None:
-    """Say so, once, if a state of the middle of a task was loaded and the model's weights are not those of then."""
+def warn_of_other_weights(core: Core, optimizer: Optimizer) -> None:
+    """Say so, once, if a state of the middle of a task was loaded and the model's weights are not those of then.
+
+    A schedule-free optimizer has two places for its weights, and a state may have been saved in either.
+    """
     mark, core.task.mark = core.task.mark, {}
+    if any("train_mode" in group for group in optimizer.param_groups):
+        return
     here = {name: parameter for name, parameter in core.runtime.parameters.items() if name in mark}
     if not here or any(is_sharded(parameter) for parameter in here.values()):
         return

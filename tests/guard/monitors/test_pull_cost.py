@@ -35,6 +35,13 @@ def linear(form, rows=ROWS, layer=None, x=None, **options):
     return guard, step
 
 
+@pytest.fixture
+def told_of_small_ones(monkeypatch):
+    """Let a small layer's pull, and the rows of the batches that it is measured with, count."""
+    monkeypatch.setattr("anchorhold.guard.monitors.pull_cost.LEAST_PULL", 10**7)
+    monkeypatch.setattr("anchorhold.guard.monitors.pull_cost.LEAST_ROWS", 1)
+
+
 @pytest.mark.parametrize(("form", "flops"), [("rotated", 4 * M * N * (M + N)), ("kronecker", 2 * M * N * (M + N))])
 def test_the_ratio_is_that_of_the_products(form, flops):
     guard, _ = linear(form)
@@ -85,8 +92,8 @@ def test_frozen_layers_and_lookups_are_counted_as_what_they_are():
     assert guard.cost(rows=4).step == 4 * (2 * 30 + 3 * 35)
 
 
-def test_a_large_ratio_is_told_of_once_and_names_what_takes_less(monkeypatch):
-    monkeypatch.setattr("anchorhold.guard.monitors.pull_cost.LEAST_PULL", 10**7)
+@pytest.mark.usefixtures("told_of_small_ones")
+def test_a_large_ratio_is_told_of_once_and_names_what_takes_less():
     guard, step = linear("rotated")
     more = (
         rf"take 11\.4 times .*{ROWS} rows.*form='kronecker' \(6\.21 times\).*form='diagonal' \(1\.01 times\).* 334 rows"
@@ -100,8 +107,19 @@ def test_a_large_ratio_is_told_of_once_and_names_what_takes_less(monkeypatch):
         step()
 
 
-def test_what_is_named_as_less_is_less(monkeypatch):
+def test_small_batches_that_importance_is_measured_in_say_nothing_of_those_of_training(monkeypatch):
     monkeypatch.setattr("anchorhold.guard.monitors.pull_cost.LEAST_PULL", 10**7)
+    guard, step = linear("rotated", rows=1)
+    assert guard.cost().ratio > 300 and guard.cost(rows=2048).ratio < 2
+    step()  # where a warning is an error
+    monkeypatch.setattr("anchorhold.guard.monitors.pull_cost.LEAST_ROWS", 256)
+    guard, step = linear("rotated", rows=1)
+    with pytest.warns(AnchorholdWarning, match=r"take 2\.3 times as long .* at 256 rows a batch .*334 rows"):
+        step()
+
+
+@pytest.mark.usefixtures("told_of_small_ones")
+def test_what_is_named_as_less_is_less():
     for form, rows in ((Kronecker(), ROWS), (Rotated(), 340), ("diagonal", 1)):
         guard, step = linear(form, rows)
         with warnings.catch_warnings(record=True) as told:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -69,11 +70,45 @@ def test_the_weights_of_then_go_on_in_silence(order, dtype):
     learn(other, optimizer, dtype)
 
 
-def test_the_end_of_the_task_tells_of_it_where_no_step_does():
-    begun, _, state = in_mid_task("EWC")
-    guard, _ = resumed(begun, state, "EWC")
-    with pytest.warns(anchorhold.AnchorholdWarning, match=OTHERS):
-        guard.consolidate([batch(1)])
+@pytest.mark.parametrize("hold", [True, False])
+@pytest.mark.parametrize("monitors", [None, ()])
+def test_it_is_so_whoever_watches_and_whatever_holds(hold, monitors):
+    begun, model, state = in_mid_task("EWC")
+    for other, is_told in ((begun, True), (model, False)):
+        guard = anchorhold.Guard(other, "EWC", strength=1.0, monitors=monitors)
+        guard.load_state_dict(state)
+        guard.attach(optimizer := torch.optim.SGD(other.parameters(), lr=0.1), hold=hold)
+        with pytest.warns(anchorhold.AnchorholdWarning, match=OTHERS) if is_told else nullcontext():
+            train(other, optimizer)
+        assert guard.state_dict()["weights"]["0.weight"] == other[0].weight.detach().flatten()[:16].tolist()
+
+
+def test_weights_that_are_moved_before_a_step_on_purpose_are_not_told_of():
+    """By a share, an average of the weights, or whatever else a task may end with."""
+    _, model, state = in_mid_task("EWC")
+    guard, _ = resumed(model, state, "EWC")
+    guard.average(0.5)
+    guard.consolidate([batch(1)])
+    assert "weights" not in guard.state_dict()
+
+
+def test_a_schedule_free_optimizer_may_have_been_saved_in_either_of_its_modes():
+    schedulefree = pytest.importorskip("schedulefree")
+    model = net()
+    guard = anchorhold.Guard(model, "EWC", from_scratch=True)
+    guard.attach(optimizer := schedulefree.SGDScheduleFree(model.parameters(), lr=0.1))
+    optimizer.train()
+    train(model, optimizer)
+    optimizer.eval()
+    weights, state, its = copy.deepcopy((model.state_dict(), guard.state_dict(), optimizer.state_dict()))
+    other = net()
+    other.load_state_dict(weights)
+    again = anchorhold.Guard(other, "EWC", from_scratch=True)
+    again.load_state_dict(state)
+    again.attach(optimizer := schedulefree.SGDScheduleFree(other.parameters(), lr=0.1))
+    optimizer.load_state_dict(its)
+    optimizer.train()
+    train(other, optimizer)  # a warning would be an error here
 
 
 def test_a_file_has_few_numbers_of_it_and_none_between_tasks(tmp_path):

@@ -81,7 +81,7 @@ def new_core(
     allowed = checked_space(rarer.space, ledgers, others, anchor, batch_norm, implicit=implicit is True)
     sloped = has_linear_term(driving.form, anchor, gradient_term=rarer.gradient_term)
     if storage.is_packed:
-        _refuse_in_8_bits(rarer)
+        _refuse_in_8_bits(rarer, model, anchor)
     either = implicit is None and may_be_implicit(driving.form, batch_norm, has_linear_term=sloped)
     asked = Options(
         Selection(protect),
@@ -116,8 +116,14 @@ def new_core(
     return core
 
 
-def _refuse_in_8_bits(rarer: GuardOptions) -> None:
-    """Refuse what is kept beside the anchor and Ω, and is neither of them."""
+def _refuse_in_8_bits(rarer: GuardOptions, model: nn.Module, anchor: AnchorKind) -> None:
+    """Refuse what is kept beside the anchor and Ω, and is neither of them, and an anchor that is no model's weights."""
+    if anchor == "mean" and any(parameter.dtype.itemsize == 2 for parameter in model.parameters()):
+        raise ConfigurationError(
+            "state_dtype='8bit' with anchor='mean' and weights of 16 bits, beside which the anchor has 16 bits too: "
+            "the mean of many tasks lies between such numbers, and would stand still. Leave state_dtype out, or take "
+            "anchor='last'."
+        )
     if rarer.space == "merged" or rarer.gradient_term:
         beside = "space='merged'" if rarer.space == "merged" else "gradient_term=True"
         raise ConfigurationError(

@@ -7,6 +7,9 @@ from anchorhold.guard.monitor import Monitor, is_capturing
 MOST_STEPS = 2.0
 """How many unprotected steps a held one may be expected to take before a user is told."""
 
+LEAST_ROWS = 2048
+"""Rows that a training batch is taken to have at least: importance may be measured in far smaller ones, which say
+nothing of training, and of larger ones a held step takes less."""
 SELDOM = 4
 """Steps from one pull to the next that is advised. It lost nothing on permuted images, and 2 points on Split CIFAR."""
 
@@ -24,15 +27,19 @@ class PullCost(Monitor):
         if is_capturing():
             return
         costs = costs_of(core)
-        ratio, step, pull = costs.ratio, costs.step, costs.multiplications
-        if ratio is None or step is None or ratio <= MOST_STEPS or pull < LEAST_PULL:
+        pull = costs.multiplications
+        if costs.step is None or pull < LEAST_PULL:
             return
-        rows = max(core.runtime.rows.values())
+        measured = max(core.runtime.rows.values())
+        rows = max(measured, LEAST_ROWS)
+        step = costs.step * rows / measured
+        if 1 + pull / step <= MOST_STEPS:
+            return
         advice = [*self._cheaper(costs, step), f"batches of {rows * pull / step:,.0f} rows ({MOST_STEPS:g} times)"]
         core.runtime.warned.once(
             "pull cost",
             _SLOW.format(
-                ratio=ratio, form=costs.form, pull=pull, step=step, rows=rows, advice=", or ".join(filter(None, advice))
+                ratio=1 + pull / step, form=costs.form, pull=pull, step=step, rows=rows, advice=", or ".join(advice)
             ),
         )
 
@@ -55,8 +62,8 @@ class PullCost(Monitor):
 
 
 _SLOW = (
-    "A held step is expected to take {ratio:.3g} times as long as an unprotected one. In the form {form!r} the hold's "
-    "pull takes {pull:.2g} multiplications, however large the batch is, and the task's own step {step:.2g} at "
-    "{rows:,.0f} rows a batch, as in those that the importance was measured with. Less takes {advice}. "
+    "A held step is expected to take {ratio:.3g} times as long as an unprotected one at {rows:,.0f} rows a batch "
+    "(samples times positions), and more at fewer. In the form {form!r} the hold's pull takes {pull:.2g} "
+    "multiplications, however large the batch is, and the task's own step {step:.2g}. Less takes {advice}. "
     "guard.cost(rows=).ratio says so for other batches; docs/guides/forms.md has what was measured."
 )

@@ -11,7 +11,6 @@ from torch import nn
 from anchorhold.errors import warn
 from anchorhold.guard.monitor import REPLACED, AdapterState, Monitor
 from anchorhold.guard.monitors.distances import ELSEWHERE, distance, distance_in_words
-from anchorhold.guard.weights_mark import warn_of_other_weights
 from anchorhold.tensors.sharding import local
 
 if TYPE_CHECKING:
@@ -64,11 +63,6 @@ class ReplacedWeights(Monitor):
             )
         else:
             self._warn_of_far({n: p for n, p in core.runtime.parameters.items() if n in core.state.anchor})
-
-    def before_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Look, after a state of the middle of a task was loaded, whether the model has the weights of then."""
-        if self.core.task.mark:
-            warn_of_other_weights(self.core)
 
     def before_penalty(self, parameters: Mapping[str, nn.Parameter], adapters: AdapterState) -> None:
         """Look at the parameters that were replaced, where there may be no step to look at."""

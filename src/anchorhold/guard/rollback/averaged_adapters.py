@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from anchorhold.adapters import Adapter, every_adapter
+from anchorhold.adapters import Adapter, every_adapter, refuse_merged_adapters
 from anchorhold.errors import ConfigurationError, warn
 from anchorhold.guard.core import Core
 from anchorhold.tensors.matrices import products_in
@@ -39,6 +39,7 @@ class AveragedAdapters:
         self._names = {parameter: name for name, parameter in held.items()}
         self._adapters: dict[str, Adapter] = {}
         self._others: list[str] = []
+        refuse_merged_adapters(core.runtime.model, {id(p) for p in held.values()})
         for found in every_adapter(core.runtime.model, {id(p) for p in held.values()}):
             module = getattr(found.adapter, "module", None)
             if getattr(module, "disable_adapters", False):
@@ -46,11 +47,6 @@ class AveragedAdapters:
                     f"The adapter of {found.weight!r} is switched off for now, and what it adds to the weight, whose "
                     "mean is to be taken, is nothing. Switch it on first: leave model.disable_adapter(), or call "
                     "model.enable_adapter_layers()."
-                )
-            if getattr(module, "merged", False):
-                raise ConfigurationError(
-                    f"The adapter of {found.weight!r} is merged into its weight for now: what its parameters are moved "
-                    "to would not be what the model computes with. Unmerge it first (model.unmerge_adapter())."
                 )
             if found.adapter is None or found.refusal is not None or self._is_held_in_part(found.adapter):
                 self._others.append(found.path)

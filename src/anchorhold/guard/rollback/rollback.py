@@ -37,8 +37,9 @@ class Rollback:
     def by_share(self, share: float) -> None:
         """Move weights to θ* + share·(θ − θ*)."""
         refuse_between_averages(self.attachment.attached())
-        self.attachment.finish_pulls()
-        average_with_anchor(self.core, share)
+        with self._put_back_if_refused():
+            self.attachment.finish_pulls()
+            average_with_anchor(self.core, share)
 
     def to_tolerance(self, given: float | None = None) -> PulledBack:
         """Move weights just so far that no kept set has lost more than a tolerance, by default the guard's own."""
@@ -46,8 +47,8 @@ class Rollback:
         if own is None:
             raise ConfigurationError("pull_back() without a tolerance: give one, guard.pull_back(0.02).")
         refuse_between_averages(self.attachment.attached())
-        self.attachment.finish_pulls()
-        with self.attachment.watcher.calls.paused():
+        with self._put_back_if_refused(), self.attachment.watcher.calls.paused():
+            self.attachment.finish_pulls()
             found = pull_back(self.core, own)
         # No step of the last task was seen, here or by whoever saved what was loaded.
         never = not (self.attachment.was_attached or self.core.task.steps or self.core.state.control.trace)
@@ -72,26 +73,40 @@ class Rollback:
         )
         self._refuse_to_move_what_was_watched(share, to_tolerance=to_tolerance)
         self._warn_of_what_nothing_held()
-        waiting = dict(core.task.waiting)
-        if share is None and not to_tolerance and not waiting:
+        if share is None and not to_tolerance and not core.task.waiting:
             yield
             return
         refresh(core)
-        before = [(parameter, parameter.detach().clone()) for parameter in core.runtime.parameters.values()]
         seen = self.last, dict(core.state.control.latest), core.state.control.at
         try:
-            self.attachment.finish_pulls()
-            if share is not None:
-                self.by_share(share)
-            if to_tolerance:
-                self.to_tolerance()
+            with self._put_back_if_refused(always=True):
+                self.attachment.finish_pulls()
+                if share is not None:
+                    self.by_share(share)
+                if to_tolerance:
+                    self.to_tolerance()
+                yield
+        except BaseException:
+            # What was said of a way that was not gone after all.
+            self.last, core.state.control.latest, core.state.control.at = seen
+            raise
+
+    @contextmanager
+    def _put_back_if_refused(self, *, always: bool = False) -> Iterator[None]:
+        """Put weights back where anything is raised here, and the steps that wait for a pull.
+
+        Args:
+            always: whether to keep the weights also where no step waits, and whoever moves them puts them back.
+        """
+        core, waiting = self.core, dict(self.core.task.waiting)
+        moved = core.runtime.parameters.values() if always or waiting else ()
+        before = [(parameter, parameter.detach().clone()) for parameter in moved]
+        try:
             yield
         except BaseException:
             with torch.no_grad():
                 for parameter, own in before:
                     parameter.copy_(own)
-            # What was said of a way that was not gone after all.
-            self.last, core.state.control.latest, core.state.control.at = seen
             core.task.waiting = waiting
             raise
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from anchorhold.adapters import refuse_merged_adapters
 from anchorhold.errors import OptimizerError
 from anchorhold.forms import DiagonalMatrix, Matrix
 from anchorhold.guard.core import Core, Waiting
@@ -104,15 +105,21 @@ class ImplicitPull:
         core, waiting = self.core, self.core.task.waiting
         if not waiting:
             return
-        if core.state.pulled_after:
+        refuse_merged_adapters(core.runtime.model, {id(p) for p in core.runtime.parameters.values()})
+        if core.state.implicit.value and core.state.anchor:
             parameters = core.runtime.parameters
-            rates = {n: EffectiveRate(None, (w.way / core.state.strength,)) for n, w in waiting.items()}
+            rates = {n: EffectiveRate(None, (w.way / self._strength,)) for n, w in waiting.items() if n in parameters}
             if core.state.driving.form.elementwise:
                 for name in rates.keys() & core.state.driving.held.keys() & parameters.keys():
                     self._pull_alone(name, parameters[name], rates[name])
             else:
                 self._pull_blocks(rates, parameters)
         waiting.clear()
+
+    @property
+    def _strength(self) -> float:
+        """Return the strength that rates are told by; where none is left, any will do for steps that were held."""
+        return self.core.state.strength or 1.0
 
     def pull(
         self, rates: Mapping[str, EffectiveRate], bundles: Sequence[Bundle], owned: Mapping[str, nn.Parameter]
@@ -128,7 +135,7 @@ class ImplicitPull:
 
     def _pull_blocks(self, rates: Mapping[str, EffectiveRate], owned: Mapping[str, nn.Parameter]) -> None:
         for matrix in self.core.state.driving.held.values():
-            first = rates.get(matrix.block.parameters[0])
+            first = next((rates[name] for name in matrix.block.parameters if name in rates), None)
             if first is None:
                 continue
             if isinstance(matrix, DiagonalMatrix):
@@ -169,7 +176,7 @@ class ImplicitPull:
         linear_term: Tensor | None,
     ) -> None:
         """Pull weights as ``pull_implicitly_`` does, in pieces that stay in cache."""
-        dtype, factor = running_dtype(theta), 2 * self.core.state.strength
+        dtype, factor = running_dtype(theta), 2 * self._strength
         linear = [] if linear_term is None else [linear_term]
         for here, *more in in_pieces([theta, omega, anchor, *kept, *linear]):
             own_omega, own_anchor, *rest = [each.to(dtype) for each in more]
@@ -186,7 +193,7 @@ class ImplicitPull:
         assert rate is not None
         d = displacement(matrix, owned, self.core.state.anchor)
         # An infinite factor would be NaN times an eigenvalue of 0.
-        factor = min(2 * self.core.state.strength * rate, torch.finfo(next(iter(d.values())).dtype).max)
+        factor = min(2 * self._strength * rate, torch.finfo(next(iter(d.values())).dtype).max)
         known = self.core.state.linear_term
         linear_term = None
         if known.keys() & d.keys():
@@ -194,6 +201,8 @@ class ImplicitPull:
                 n: self._linear_term(n, x).to(x.dtype) if n in known else torch.zeros_like(x) for n, x in d.items()
             }
         for name, pull in pulled(matrix.to_compute(d), d, factor, linear_term).items():
+            if name not in owned:  # its layer has lost it since
+                continue
             theta = owned[name].detach()
             # In the precision of the pull, and rounded once.
             theta.copy_(theta.to(pull.dtype) - pull)

@@ -31,6 +31,7 @@ from anchorhold.guard.stepping.optimizers.handed_gradients import HandedGradient
 from anchorhold.guard.stepping.pulls import HeldBack
 from anchorhold.guard.stepping.training_calls import TrainingCalls
 from anchorhold.guard.stepping.update import PendingStep, Update
+from anchorhold.guard.weights_mark import warn_of_other_weights
 
 
 class StepWatcher:
@@ -210,6 +211,8 @@ class StepWatcher:
                 each.begin_task(core.held(core.runtime.parameters))
         elif layout is not None and self.layouts.get(optimizer) is layout:
             return layout
+        if core.task.mark:
+            warn_of_other_weights(core, optimizer)
         self.layouts.take_in_new(optimizer)
         check_optimizer(optimizer, core.runtime.parameters, core.frozen)  # it may have others since attach()
         layout = self.layouts.make(optimizer)

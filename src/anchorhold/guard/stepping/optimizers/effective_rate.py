@@ -146,7 +146,8 @@ def check_pull_every(optimizer: Optimizer, every: int) -> None:
     if every > 1 and _BY_STEP.get(inspect.unwrap(type(optimizer).step)) is not _sgd:
         raise OptimizerError(
             f"pull_every={every} with {type(optimizer).__name__}: a pull for several steps at once goes by one rate "
-            "for all weights of a layer, as torch.optim.SGD has it. Use SGD, or leave pull_every out."
+            "for all weights of a layer, as torch.optim.SGD has it. Use SGD, or leave pull_every out; where a state "
+            "has brought it along, set guard.options.pull_every = 1."
         )
 
 
