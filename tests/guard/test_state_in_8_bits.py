@@ -384,7 +384,7 @@ def test_what_8_bits_cannot_hold_is_refused_at_once(measure, settings, said):
 
 def test_a_mean_beside_weights_of_16_bits_is_refused_and_one_beside_others_is_not():
     settings = grouped(state_dtype="8bit", anchor="mean")
-    with pytest.raises(ConfigurationError, match="anchor='mean' and weights of 16 bits.*would stand still"):
+    with pytest.raises(ConfigurationError, match=r"anchor='mean' and weights of 16 bits.*would stand still"):
         anchorhold.Guard(nn.Linear(64, 128).to(torch.bfloat16), "EWC", **settings)
     anchorhold.Guard(nn.Linear(64, 128), "EWC", **settings)
 
