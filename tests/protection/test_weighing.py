@@ -333,7 +333,20 @@ X = X.double()
         (BatchError, "expected an iterable of batches", "texts"),
         (NotFiniteError, "the loss is nan", [(X * float("nan"), Y)]),
     ],
-    ids=str,
+    ids=[
+        "nothing counts",
+        "no labels",
+        "labels of another shape",
+        "no batches",
+        "an iterator at its end",
+        "no samples",
+        "a label missing",
+        "inputs of another shape",
+        "a label of no class",
+        "a batch",
+        "a text",
+        "NaN",
+    ],
 )
 def test_what_cannot_be_weighed_is_refused(error, match, new):
     refused(error, match, new)
