@@ -16,7 +16,7 @@ from anchorhold.errors import NotFiniteError, OrderError, warn
 from anchorhold.forms import Matrix
 from anchorhold.guard.anchors import new_anchor, new_linear_term, new_merged_anchor
 from anchorhold.guard.arguments.fitting_strengths import check_coupled
-from anchorhold.guard.arguments.strengths import strength_of_rate
+from anchorhold.guard.arguments.strengths import strength_of_rate, total_trace
 from anchorhold.guard.batch_norm.at_consolidation import TaskNorms, norms_of_task
 from anchorhold.guard.core import Core, GuardState, Measured, Runtime
 from anchorhold.guard.ledger import TaskImportance
@@ -32,7 +32,7 @@ from anchorhold.measures import FineTune
 from anchorhold.retention.kept_set import SampleMarks
 from anchorhold.seeding import undisturbed
 from anchorhold.settings import written
-from anchorhold.tensors.sharding import is_finite, is_sharded, local
+from anchorhold.tensors.sharding import is_finite, is_sharded
 from anchorhold.tensors.summaries import checksum
 
 
@@ -68,7 +68,7 @@ def end_task(
     tokens = ranks.together(lambda: bring_to_tokens_of_total(state, of_driver))
     if state.driving.strengths is not None:
         check_coupled(norms.space, state.driving.strengths)
-    seen = Measured(state.tasks + 1, forward, _trace(of_driver))
+    seen = Measured(state.tasks + 1, forward, total_trace(of_driver.matrices))
     ranks.together(lambda: _warn_if_counted_twice(core, marks, seen))
 
     # Totals, anchor and linear term. Weights are looked at before anything is gathered from all ranks.
@@ -204,11 +204,6 @@ def _warn_if_counted_twice(core: Core, marks: SampleMarks, seen: Measured) -> No
         + ": the same importance is added to the total once more. If that is not meant, call it once a task; what "
         "further samples tell of the same weights comes with those samples."
     )
-
-
-def _trace(found: TaskResult) -> float:
-    """Return tr Q of a task, as far as this process has it."""
-    return sum(float(local(tensor).sum()) for matrix in found.matrices.values() for tensor in [matrix.trace()])
 
 
 def _check_weights(runtime: Runtime) -> None:

@@ -110,7 +110,7 @@ class ImplicitPull:
             parameters = core.runtime.parameters
             rates = {n: EffectiveRate(None, (w.way / self._strength,)) for n, w in waiting.items() if n in parameters}
             if core.state.driving.form.elementwise:
-                for name in rates.keys() & core.state.driving.held.keys() & parameters.keys():
+                for name in rates.keys() & core.state.driving.held.keys():
                     self._pull_alone(name, parameters[name], rates[name])
             else:
                 self._pull_blocks(rates, parameters)
