@@ -89,16 +89,22 @@ def pull(guard: anchorhold.Guard, optimizer: torch.optim.Optimizer, products: in
 
 def rate_of(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> Tensor:
     """Return how far Adam goes for a unit of a gradient that stays, weight by weight."""
+    rate: Tensor = optimizer.param_groups[0]["lr"] / root_of(optimizer, weight)
+    return rate
+
+
+def root_of(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> Tensor:
+    """Return √v̂ + ε of Adam, by which a weight's step is divided."""
     group, state = optimizer.param_groups[0], optimizer.state[weight]
     unbiased = state["exp_avg_sq"] / (1 - group["betas"][1] ** float(state["step"]))
-    rate: Tensor = group["lr"] / (unbiased.sqrt() + group["eps"])
-    return rate
+    root: Tensor = unbiased.sqrt() + group["eps"]
+    return root
 
 
 def correction(
     matrix: Matrix, d: Displacement, inverse_rates: Displacement, strength: float, products: int
 ) -> tuple[dict[str, Tensor], float]:
-    """Return D' − D and what is left of the equations, as a share: (1/h + 2cQ)(D' − D) = −2cQD."""
+    """Return D' − D and what is left of the equations, as a share: (P + 2cQ)(D' − D) = −2cQD with P = 1/h."""
 
     def apply(x: Displacement) -> dict[str, Tensor]:
         return {name: inverse_rates[name] * x[name] + 2 * strength * q for name, q in matrix.apply(x).items()}

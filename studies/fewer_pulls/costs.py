@@ -14,7 +14,7 @@ from torch import nn
 from anchorhold import Guard, GuardOptions
 from anchorhold.forms.rotated import RotatedMatrix
 from benchmarks.language.training import batches
-from studies.fewer_pulls.scale import Networks, new_guard, timed
+from studies.fewer_pulls.scale import Networks, new_guard
 from studies.fewer_pulls.ways import Puller, Way, ranks_for
 from studies.tolerance.at_scale import held, images, text
 from studies.tolerance.at_scale.trials import Setting
@@ -47,7 +47,7 @@ def ratios(setting: Setting, networks: Networks, steps: int) -> list[dict[str, A
     for _ in range(rounds + 1):
         for case, (begin, end) in cases.items():
             begin()
-            seconds[case].append(timed(lambda: [step() for _ in range(steps)]))
+            seconds[case].append(held.timed(lambda: [step() for _ in range(steps)]))
             end()
     medians = {case: statistics.median(found[1:]) / steps for case, found in seconds.items()}
     rows = [

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,12 @@ from anchorhold.errors import NotFiniteError
 from anchorhold_lab.data import Dataset
 from anchorhold_lab.training.relative_guard import RelativeGuard
 from benchmarks.language import corpus
-from benchmarks.language.settings import REHEARSAL
 from benchmarks.language.settings import Settings as Language
 from benchmarks.language.training import Device
 from studies.fewer_pulls.ways import Puller, Way
 from studies.tolerance.at_scale import held, images, text
 from studies.tolerance.at_scale.trials import SETTINGS as AT_SCALE
-from studies.tolerance.at_scale.trials import Setting
+from studies.tolerance.at_scale.trials import Setting, rehearsed
 from studies.tolerance_dual import packing
 
 PLAIN = Way("none")
@@ -85,14 +84,7 @@ def sized(setting: Setting) -> Setting:
     return replace(setting, **changes[setting.name])
 
 
-def tiny(setting: Setting) -> Setting:
-    """Return a setting for a rehearsal; its numbers mean nothing."""
-    hidden, own = tuple(12 for _ in setting.hidden), None if setting.language is None else REHEARSAL
-    small = replace(setting, seeds=setting.seeds[:1], hidden=hidden, language=own, measured=8, fresh=16, batch=16)
-    return replace(small, first_epochs=min(1, setting.first_epochs), epochs=min(1, setting.epochs))
-
-
-SIZES = {"card": tuple(map(sized, AT_SCALE)), "rehearsal": tuple(map(tiny, AT_SCALE))}
+SIZES = {"card": tuple(map(sized, AT_SCALE)), "rehearsal": tuple(map(rehearsed, AT_SCALE))}
 
 
 def trials(setting: Setting) -> Iterator[Trial]:
@@ -166,7 +158,7 @@ def run(trial: Trial, subject: held.Subject) -> dict[str, Any]:
     """Learn the second task in one way, and return how well both are done and how long it took."""
     optimizer = subject.optimizer(trial.optimizer)
     if trial.way == PLAIN:
-        return {"seconds": timed(lambda: subject.learn_second(optimizer)), **subject.judged()._asdict()}
+        return {"seconds": held.timed(lambda: subject.learn_second(optimizer)), **subject.judged()._asdict()}
     old = subject.old
     guard = new_guard(subject, trial.strength, trial.way)
     guard.consolidate(old.measured, forward=old.forward)
@@ -180,7 +172,7 @@ def run(trial: Trial, subject: held.Subject) -> dict[str, Any]:
         hooks.append(optimizer.register_step_post_hook(lambda *_: puller.after_step()))
         finish = puller.finish
     try:
-        seconds = timed(lambda: subject.learn_second(optimizer))
+        seconds = held.timed(lambda: subject.learn_second(optimizer))
         finish()
     except NotFiniteError as error:
         return {"diverged": str(error)}
@@ -189,13 +181,3 @@ def run(trial: Trial, subject: held.Subject) -> dict[str, Any]:
     if not all(bool(p.isfinite().all()) for p in subject.model.parameters()):
         return {"diverged": "weights are not finite"}
     return {"seconds": seconds, **subject.judged()._asdict()}
-
-
-def timed(work: Any) -> float:
-    """Return the seconds that something took, waiting for an accelerator."""
-    waits: Callable[[], None] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    waits()
-    began = time.perf_counter()
-    work()
-    waits()
-    return time.perf_counter() - began

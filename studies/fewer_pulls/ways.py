@@ -11,18 +11,17 @@ With h the rate of SGD and Q a layer's importance, the exact way is D ← (1 + 2
 
 import math
 from collections.abc import Iterable
-from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from anchorhold import Guard
-from anchorhold.forms.base import Displacement, Matrix
+from anchorhold.forms.base import Matrix
 from anchorhold.forms.rotated import RotatedMatrix
-from anchorhold.forms.sums import conjugate_gradients
 from anchorhold.holds.of_weights.quadratic import pulled
+from studies.conjugate_steps.study import correction, root_of
 
 AFTER = ("every", "turns", "leading", "conjugate")
 """The kinds that act after a step."""
@@ -111,8 +110,8 @@ class Puller:
         weights = {name: self.guard.parameters[name] for name in matrix.block.parameters}
         d = self._displacement(matrix)
         if self.way.kind == "conjugate":
-            roots = {name: self._root(weight) for name, weight in weights.items()}
-            change = correction(matrix, d, roots, rate * self.c, self.way.products)
+            roots = {name: root_of(self.optimizer, weight) for name, weight in weights.items()}
+            change, _ = correction(matrix, d, roots, rate * self.c, self.way.products)
         else:
             group = self.optimizer.param_groups[0]
             settled = (1 - group["dampening"]) / (1 - group["momentum"])
@@ -121,32 +120,9 @@ class Puller:
             weight.add_(change[name])
         self.waiting[layer] = 0.0
 
-    def _root(self, weight: nn.Parameter) -> Tensor:
-        """Return √v̂ + ε of Adam, by which a weight's step is divided."""
-        group, state = self.optimizer.param_groups[0], self.optimizer.state[weight]
-        unbiased = state["exp_avg_sq"] / (1 - group["betas"][1] ** float(state["step"]))
-        root: Tensor = unbiased.sqrt() + group["eps"]
-        return root
-
     def _displacement(self, matrix: Matrix) -> dict[str, Tensor]:
         anchor = self.guard.anchor
         return {name: self.guard.parameters[name].detach() - anchor[name] for name in matrix.block.parameters}
-
-
-def correction(
-    matrix: Matrix, d: Displacement, roots: Displacement, strength: float, products: int
-) -> dict[str, Tensor]:
-    """Return D′ − D of (P + 2cQ)(D′ − D) = −2cQD with P a diagonal, by so many steps of conjugate gradients."""
-
-    def apply(x: Displacement) -> dict[str, Tensor]:
-        return {name: roots[name] * x[name] + 2 * strength * q for name, q in matrix.apply(x).items()}
-
-    def precondition(x: Displacement, diagonal: Displacement) -> dict[str, Tensor]:
-        return {name: each / (roots[name] + 2 * strength * diagonal[name]) for name, each in x.items()}
-
-    b = {name: -2 * strength * q for name, q in matrix.apply(d).items()}
-    near = partial(precondition, diagonal=matrix.diagonal())
-    return conjugate_gradients(apply, b, precondition=near, tolerance=1e-4, most_steps=products).x
 
 
 def leading(matrix: Matrix, share: float) -> Matrix:

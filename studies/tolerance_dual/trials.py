@@ -13,14 +13,13 @@ import torch
 import anchorhold
 from anchorhold_lab.data import Dataset
 from benchmarks.language import corpus
-from benchmarks.language.settings import REHEARSAL
 from benchmarks.language.settings import Settings as Language
 from benchmarks.language.training import Device
 from benchmarks.undamped import undamped
 from studies.tolerance import digits
 from studies.tolerance.at_scale import held, images, text
 from studies.tolerance.at_scale.trials import SETTINGS as AT_SCALE
-from studies.tolerance.at_scale.trials import Setting
+from studies.tolerance.at_scale.trials import Setting, rehearsed
 from studies.tolerance.at_scale.trials import Trial as Held
 from studies.tolerance_dual import packing
 from studies.tolerance_dual.controllers import AIM, STARTS, Follower, followers
@@ -106,19 +105,7 @@ def large(setting: Setting) -> Setting:
 
 def tiny(setting: Setting) -> Setting:
     """Return a setting for a rehearsal; its numbers mean nothing."""
-    return replace(
-        setting,
-        seeds=setting.seeds[:2],
-        tolerances=setting.tolerances[:1],
-        first_epochs=min(1, setting.first_epochs),
-        epochs=min(1, setting.epochs),
-        batch=16,
-        measured=8,
-        kept=8,
-        fresh=16,
-        hidden=tuple(12 for _ in setting.hidden),
-        language=None if setting.language is None else REHEARSAL,
-    )
+    return replace(rehearsed(setting), seeds=setting.seeds[:2])
 
 
 SIZES = {

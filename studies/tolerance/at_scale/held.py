@@ -86,7 +86,7 @@ def run(trial: Trial, subject: Subject, first: Path) -> dict[str, Any]:
     optimizer = subject.optimizer(trial.optimiser)
     guard.attach(optimizer)
     try:
-        seconds = _timed(lambda: subject.learn_second(optimizer))
+        seconds = timed(lambda: subject.learn_second(optimizer))
         guard.detach()
         found: dict[str, Any] = {"seconds": seconds, "end": ended(subject, judge)}
         if trial.kind == "tolerance":
@@ -125,7 +125,7 @@ def ended(subject: Subject, judge: anchorhold.Guard) -> dict[str, float]:
     return {"kl": judge.retention().kl, **subject.judged()._asdict()}
 
 
-def _timed(work: Any) -> float:
+def timed(work: Any) -> float:
     """Return the seconds that something took, waiting for an accelerator."""
     waits: Callable[[], None] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     waits()

@@ -87,7 +87,7 @@ def test_enough_products_solve_the_equations():
 
     q = torch.stack([flat(matrix.apply(unflat(row))) for row in torch.eye(len(flat(d)), dtype=torch.float64)])
     expected = torch.linalg.solve(flat(roots).diag() + 4 * q, -4 * q @ flat(d))
-    found = ways.correction(matrix, d, roots, 2.0, 200)
+    found, _ = ways.correction(matrix, d, roots, 2.0, 200)
     torch.testing.assert_close(flat(found), expected, rtol=1e-2, atol=1e-3)
     assert model
 
