@@ -21,10 +21,10 @@ def loss(model, data):
     return nn.functional.cross_entropy(model(data[0]), data[1])
 
 
-def train(model, optimizer, steps=3, seed=0):
+def train(model, optimizer, steps=3, seed=0, dtype=torch.float64):
     for i in range(steps):
         optimizer.zero_grad()
-        loss(model, batch(seed + i)).backward()
+        loss(model, batch(seed + i, dtype=dtype)).backward()
         optimizer.step()
 
 

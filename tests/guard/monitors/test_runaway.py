@@ -9,7 +9,7 @@ from torch import nn
 
 import anchorhold
 from anchorhold.errors import NotFiniteError
-from tests.guard.helpers import batch, loss, net
+from tests.guard.helpers import batch, loss, net, train
 from tests.helpers import grouped
 
 
@@ -33,10 +33,7 @@ def trained(kind, strength, steps, lr=0.1, **settings):
     guard.consolidate([batch(9)])
     optimizer = kind(model.parameters(), lr=lr)
     guard.attach(optimizer)
-    for seed in range(steps):
-        optimizer.zero_grad()
-        loss(model, batch(seed)).backward()
-        optimizer.step()
+    train(model, optimizer, steps)
     return guard
 
 
@@ -151,10 +148,7 @@ def adapted_and_trained(kind, strength, steps, lr=0.1, **settings):
     guard.consolidate([batch(9)])
     optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=lr, **settings)
     guard.attach(optimizer)
-    for seed in range(steps):
-        optimizer.zero_grad()
-        loss(model, batch(seed)).backward()
-        optimizer.step()
+    train(model, optimizer, steps)
     return guard
 
 

@@ -20,19 +20,11 @@ def in_mid_task(measure="SI", dtype=torch.float64):
     guard = anchorhold.Guard(model, measure, strength=1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
-    learn(model, optimizer, dtype)
+    train(model, optimizer, dtype=dtype)
     guard.consolidate([batch(1, dtype=dtype)])
     begun = copy.deepcopy(model)
-    learn(model, optimizer, dtype)
+    train(model, optimizer, dtype=dtype)
     return begun, model, copy.deepcopy(guard.state_dict())
-
-
-def learn(model, optimizer, dtype):
-    for seed in range(3):
-        optimizer.zero_grad()
-        inputs, targets = batch(seed, dtype=dtype)
-        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
 
 
 def resumed(model, state, measure="SI"):
@@ -67,7 +59,7 @@ def test_the_weights_of_then_go_on_in_silence(order, dtype):
     _, optimizer = resumed(other, state)
     if order == "guard first":  # the comparison waits for a step
         other.load_state_dict(model.state_dict())
-    learn(other, optimizer, dtype)
+    train(other, optimizer, dtype=dtype)
 
 
 @pytest.mark.parametrize("hold", [True, False])
