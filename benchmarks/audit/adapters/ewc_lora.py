@@ -28,7 +28,7 @@ CHECKOUT = Checkout(
 )
 with stubbed("timm"), importable(CHECKOUT.folder(), "methods", "models", "utils"), warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from methods.ewclora import FisherComputer  # type: ignore[import-not-found]
+    from methods.ewclora import FisherComputer
 
 PACKAGE = "EWC-LoRA"
 VERSION = CHECKOUT.version

@@ -25,7 +25,7 @@ CHECKOUT = Checkout(
 )
 with importable(CHECKOUT.folder()), warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
     warnings.simplefilter("ignore")
-    from gliclass.training import EWC  # type: ignore[import-not-found]
+    from gliclass.training import EWC
 
 PACKAGE = "GLiClass"
 VERSION = CHECKOUT.version

@@ -33,7 +33,7 @@ CHECKOUT = Checkout(
     "8edf2a65b04b6f1fb4be595bd6d9beb5eb6668bd495d3d8ae097de4e57f41227",
 )
 with stubbed("datasets", "transformers"), importable(CHECKOUT.folder()):
-    import compute_ewc_params as program  # type: ignore[import-not-found]
+    import compute_ewc_params as program
 
 PACKAGE = "LLM_EWC"
 VERSION = CHECKOUT.version
