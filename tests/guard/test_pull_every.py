@@ -39,6 +39,16 @@ def held(model, every, form="rotated", strength=C, **options):
     return consolidated(model, strength=strength, form=form, pull_every=every, **options)
 
 
+def beside_a_twin(every, form="rotated"):
+    """A guarded model and its optimizer, and a copy of both that nothing holds, to be pulled by hand."""
+    model = net()
+    guard = held(model, every, form)
+    twin = copy.deepcopy(model)
+    optimizer, its = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin))
+    guard.attach(optimizer)
+    return model, guard, optimizer, twin, its
+
+
 def pull_by_hand(model, guard, way):
     """Take D to (1 + 2·way·Q)⁻¹D, with Q as one matrix."""
     own = dict(model.named_parameters())
@@ -145,11 +155,7 @@ def test_no_strength_and_no_k_is_too_much(strength, form, every):
 
 
 def test_rates_and_strengths_that_change_count_step_by_step():
-    model = net()
-    guard = held(model, 3)
-    twin = copy.deepcopy(model)
-    optimizer, its = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin))
-    guard.attach(optimizer)
+    model, guard, optimizer, twin, its = beside_a_twin(3)
     for step, (rate, c) in enumerate(((0.1, 0.5), (0.02, 4.0), (0.3, 1.5))):
         for each in (optimizer, its):
             each.param_groups[0]["lr"] = rate
@@ -180,11 +186,7 @@ def test_a_linear_term_is_of_all_steps_too():
 @pytest.mark.parametrize("form", ["diagonal", "rotated"])
 @pytest.mark.parametrize("how", ["consolidate", "detach", "average", "options", "next task"])
 def test_steps_that_wait_are_pulled_for_before_weights_are_used(form, how):
-    model = net()
-    guard = held(model, 4, form)
-    twin = copy.deepcopy(model)
-    optimizer, its = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin))
-    guard.attach(optimizer)
+    model, guard, optimizer, twin, its = beside_a_twin(4, form)
     train(model, optimizer, 6)
     train(twin, its, 4)
     pull_by_hand(twin, guard, 4 * 0.1 * C)
@@ -206,11 +208,7 @@ def test_steps_that_wait_are_pulled_for_before_weights_are_used(form, how):
 
 
 def test_what_is_forgotten_waits_for_no_pull_and_a_restarted_account_does():
-    model = net()
-    guard = held(model, 4)
-    twin = copy.deepcopy(model)
-    optimizer, its = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin))
-    guard.attach(optimizer)
+    model, guard, optimizer, twin, its = beside_a_twin(4)
     train(model, optimizer, 3)
     guard.gradients.restart_task()
     with pytest.warns(AnchorholdWarning, match="What is forgotten had its importance in one matrix"):
@@ -495,12 +493,9 @@ def test_microbatches_are_seen_at_weights_that_wait_for_nothing():
 
 @pytest.mark.parametrize("form", ["diagonal", "kronecker"])
 def test_steps_of_a_layer_that_is_gone_wait_for_nothing(form):
-    model = net()
-    guard = held(model, 4, form)
-    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
-    twin = copy.deepcopy(model)
+    model, guard, optimizer, twin, its = beside_a_twin(4, form)
     train(model, optimizer, 2)
-    train(twin, torch.optim.SGD(twin.parameters(), lr=0.1), 2)
+    train(twin, its, 2)
     model[2] = nn.Identity()
     guard.refresh()
     guard.detach()
@@ -509,12 +504,9 @@ def test_steps_of_a_layer_that_is_gone_wait_for_nothing(form):
 
 
 def test_steps_that_were_held_are_pulled_for_though_nothing_is_held_any_more():
-    model = net()
-    guard = held(model, 4)
-    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
-    twin = copy.deepcopy(model)
+    model, guard, optimizer, twin, its = beside_a_twin(4)
     train(model, optimizer, 2)
-    train(twin, torch.optim.SGD(twin.parameters(), lr=0.1), 2)
+    train(twin, its, 2)
     guard.strength = 0.0
     guard.detach()
     pull_by_hand(twin, guard, 2 * 0.1 * C)
